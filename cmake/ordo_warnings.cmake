@@ -1,0 +1,13 @@
+# Warnings for ordo's own targets. They never travel to users: everything here is PRIVATE.
+# Mistakes that change meaning are errors; -DORDO_WARNINGS_AS_ERRORS=ON makes every warning one.
+function(ordo_warnings target)
+  set(host_warnings -Wall -Wextra -Wpedantic -Werror=return-type -Werror=vla -Werror=reorder
+                    -Werror=delete-non-virtual-dtor -Werror=uninitialized)
+  if(ORDO_WARNINGS_AS_ERRORS)
+    list(APPEND host_warnings -Werror)
+  endif()
+  # -Wpedantic refuses the line directives that nvcc writes.
+  target_compile_options(
+    ${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>:${host_warnings}>"
+                      "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+endfunction()

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Which instruction set the kernels of this directory use. Tuning: every choice gives the same bits.
+
+#include <atomic>
+
+#include <ordo/core/error.hpp>
+
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#define ORDO_CPU_X86 1
+#endif
+
+namespace ordo::cpu {
+
+/// In ascending order of what is needed.
+enum class isa { portable, avx2, avx512 };
+
+/// Whether this processor and this build have the instructions.
+inline bool supported(isa level) {
+#if defined(ORDO_CPU_X86)
+  static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
+  static const bool avx512 =
+      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+      __builtin_cpu_supports("avx512vnni") != 0;
+  return level == isa::portable || (level == isa::avx2 ? avx2 : avx512);
+#else
+  return level == isa::portable;
+#endif
+}
+
+/// The best one that is supported.
+inline isa best_isa() {
+  return supported(isa::avx512) ? isa::avx512 : supported(isa::avx2) ? isa::avx2 : isa::portable;
+}
+
+namespace detail {
+
+inline std::atomic<isa>& chosen_isa() {
+  static std::atomic<isa> chosen{best_isa()};
+  return chosen;
+}
+
+}  // namespace detail
+
+/// The one that kernels use: the best, unless `force_isa` chose another.
+inline isa active_isa() { return detail::chosen_isa().load(std::memory_order_relaxed); }
+
+/// Makes kernels use `level` from now on, for tests and measurements.
+/// Throws: if this processor does not have it.
+inline void force_isa(isa level) {
+  require(supported(level), "ordo::cpu::force_isa", "this processor lacks the instructions",
+          "ask ordo::cpu::supported first");
+  detail::chosen_isa().store(level, std::memory_order_relaxed);
+}
+
+}  // namespace ordo::cpu

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Product of two int8 matrices, accumulated exactly in int32.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <ordo/core/error.hpp>
+#include <ordo/core/execution.hpp>
+#include <ordo/cpu/gemm_slices.hpp>
+#include <ordo/linalg/contraction.hpp>
+#include <ordo/order/policies.hpp>
+
+namespace ordo {
+
+/// Longest contraction of entries within [-127, 127] that int32 holds: 133,144 * 127^2 < 2^31.
+inline constexpr std::int64_t gemm_int8_max_k = 133144;
+
+namespace detail {
+
+/// Plain loops on any execution space: a work item is a piece of one row.
+template <execution_space Space, class Epilogue>
+void gemm_int8_plain(const Space& space, matrix_view<const std::int8_t, Space> a,
+                     matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
+  constexpr int piece = 16;
+  const std::int64_t n_total = static_cast<std::int64_t>(b.extent(0));
+  const std::int64_t k_total = static_cast<std::int64_t>(a.extent(1));
+  const std::int64_t pieces = (n_total + piece - 1) / piece;
+  for_each(
+      space, "ordo::gemm_int8::dot", static_cast<std::int64_t>(a.extent(0)) * pieces,
+      KOKKOS_LAMBDA(std::int64_t item) {
+        const std::int64_t m = item / pieces, n0 = item % pieces * piece;
+        const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
+        std::int32_t c[piece];
+        for (int j = 0; j < count; ++j) {
+          const std::int8_t* ORDO_RESTRICT x = &a(m, 0);
+          const std::int8_t* ORDO_RESTRICT y = &b(n0 + j, 0);
+          std::int32_t sum = 0;
+          for (std::int64_t k = 0; k < k_total; ++k) sum += std::int32_t{x[k]} * y[k];
+          c[j] = sum;
+        }
+        epilogue(m, n0, count, static_cast<const std::int32_t*>(c));
+      });
+}
+
+/// On the host: with the instructions this processor has. False if there is only the plain way.
+template <execution_space Space, class Epilogue>
+bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
+                    matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
+#if defined(ORDO_CPU_X86)
+  if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
+    const auto slices = [](const auto& x) {
+      return cpu::int8_slices<1>{{x.data()}, static_cast<std::int64_t>(x.extent(0)),
+                                 static_cast<std::int64_t>(x.extent(1)),
+                                 static_cast<std::int64_t>(x.stride(0))};
+    };
+    return cpu::multiply_slices(
+        space, slices(a), slices(b),
+        [&epilogue](std::int64_t m, std::int64_t n0, int count, const std::int32_t* c,
+                    std::int64_t) { epilogue(m, n0, count, c); });
+  }
+#endif
+  return false;
+}
+
+}  // namespace detail
+
+/// C[m, n] = sum over k of A[m, k] * B[n, k], handed to `epilogue` piece by piece.
+///
+/// `epilogue(std::int64_t m, std::int64_t n0, int count, const std::int32_t* c)` is called once for
+/// each piece C[m, n0 .. n0 + count) of each row, from several threads at a time; the pieces are
+/// disjoint and cover C. K = 0 gives zeros.
+/// Shape: A is M x K, B is N x K (both contiguous along k).
+/// Order: Exact; no order exists.
+/// Bits: depend on the entries only, not on pieces, threads or instruction set.
+/// Throws: if the K of A and B differ, or K > 133,144. Quantizers clamp to [-127, 127]; with entries
+/// of -128, outside this contract, results are still exact while K <= 131,071.
+template <execution_space Space, class Epilogue>
+  requires(!Kokkos::is_view<Epilogue>::value)
+void gemm_int8(const Space& space, order::Exact, matrix_view<const std::int8_t, Space> a,
+               matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
+  detail::require_contraction("ordo::gemm_int8", a, b, gemm_int8_max_k);
+  if (!detail::gemm_int8_host(space, a, b, epilogue))
+    detail::gemm_int8_plain(space, a, b, epilogue);
+}
+
+/// As above, into a matrix C of M x N.
+/// Throws: also if C is not M x N.
+template <execution_space Space>
+void gemm_int8(const Space& space, order::Exact policy, matrix_view<const std::int8_t, Space> a,
+               matrix_view<const std::int8_t, Space> b,
+               std::type_identity_t<matrix_view<std::int32_t, Space>> c) {
+  detail::require_output("ordo::gemm_int8", c, a.extent(0), b.extent(0));
+  gemm_int8(space, policy, a, b, detail::store_piece<std::int32_t, Space>{c});
+}
+
+}  // namespace ordo

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Product of two sliced matrices: exact integers, one rounding to binary32.
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <ordo/arith/value.hpp>
+#include <ordo/core/execution.hpp>
+#include <ordo/linalg/contraction.hpp>
+#include <ordo/linalg/sliced.hpp>
+
+namespace ordo {
+
+/// A contraction with A slices on the left and B on the right.
+template <int A, int B>
+struct Sliced {
+  static_assert((A == 2 || A == 3) && (B == 2 || B == 3),
+                "ordo::Sliced: two or three slices on each side exist");
+};
+
+namespace detail {
+
+/// Largest magnitude, per k, of what meets in the int32 sum of weight 128^w: the products of digits
+/// i and j with i + j = w. The top digit of each side is at most 127, the others at most 64.
+template <int A, int B>
+constexpr std::int64_t sliced_weight_bound(int w) {
+  std::int64_t bound = 0;
+  for (int i = 0; i < A; ++i) {
+    const int j = w - i;
+    if (j >= 0 && j < B) bound += (i + 1 < A ? 64 : 127) * (j + 1 < B ? 64 : 127);
+  }
+  return bound;
+}
+
+template <int A, int B>
+constexpr std::int64_t sliced_max_k() {
+  std::int64_t bound = 1;
+  for (int w = 0; w < A + B - 1; ++w) bound = std::max(bound, sliced_weight_bound<A, B>(w));
+  return 0x7fffffff / bound;
+}
+
+/// One rounding, then the exact scaling; `flush` rule of a product.
+ORDO_FORCE_FUNCTION float sliced_value(std::int64_t v, std::int32_t a_shift, std::int32_t b_shift) {
+  if (a_shift == sliced_non_finite || b_shift == sliced_non_finite)
+    return arith::from_bits(arith::canonical_nan);
+  // |v| < 2^60, so that everything from 2^-252 down is zero as well.
+  const std::int32_t e = -(a_shift + b_shift);
+  return arith::scale_pow2(arith::from_int(v), e < -252 ? -252 : e);
+}
+
+/// Plain loops on any execution space: a work item is a piece of one row.
+template <int A, int B, execution_space Space, class Epilogue>
+void gemm_sliced_plain(const Space& space, const sliced_matrix<A, Space>& a,
+                       const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
+  constexpr int piece = 16, weights = A + B - 1;
+  const std::int64_t n_total = b.rows(), k_total = a.columns();
+  const std::int64_t pieces = (n_total + piece - 1) / piece;
+  for_each(
+      space, "ordo::gemm_sliced::dot", a.rows() * pieces, KOKKOS_LAMBDA(std::int64_t item) {
+        const std::int64_t m = item / pieces, n0 = item % pieces * piece;
+        const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
+        float c[piece];
+        for (int column = 0; column < count; ++column) {
+          std::int32_t sum[weights] = {};
+          for (int i = 0; i < A; ++i)
+            for (int j = 0; j < B; ++j) {
+              const std::int8_t* ORDO_RESTRICT x = a.slice[i].data() + m * k_total;
+              const std::int8_t* ORDO_RESTRICT y = b.slice[j].data() + (n0 + column) * k_total;
+              for (std::int64_t k = 0; k < k_total; ++k) sum[i + j] += std::int32_t{x[k]} * y[k];
+            }
+          std::int64_t v = 0;
+          for (int w = weights - 1; w >= 0; --w) v = v * 128 + sum[w];
+          c[column] = sliced_value(v, a.shift(m), b.shift(n0 + column));
+        }
+        epilogue(m, n0, count, static_cast<const float*>(c));
+      });
+}
+
+}  // namespace detail
+
+/// Longest contraction whose int32 sums cannot overflow. Products of equal weight share a sum:
+/// 132,104 for two and two slices (hi * lo + lo * hi is at most 2 * 127 * 64 a term), 132,104 for
+/// two and three, 105,517 for three and three (2 * 127 * 64 + 64^2).
+template <int A, int B>
+inline constexpr std::int64_t gemm_sliced_max_k = detail::sliced_max_k<A, B>();
+
+/// C[m, n] = sum over k of A[m, k] * B[n, k] of the fixed-point entries, handed to `epilogue` piece
+/// by piece.
+///
+/// `epilogue(std::int64_t m, std::int64_t n0, int count, const float* c)`: as for `gemm_int8`.
+/// The products of slices are exact; the sum of all of them, weighted by powers of 128, is one
+/// integer; it is rounded once to binary32 and scaled by 2^-(s_a + s_b), whose result is zero of
+/// its sign if its magnitude is at most 2^-126. A row with shift `sliced_non_finite` gives NaN
+/// (7fc00000). K = 0 gives zeros, or NaN.
+/// Shape: A is M x K, B is N x K.
+/// Order: none; the sum is an integer.
+/// Bits: depend on the slices and shifts only.
+/// Error: against the product of the entries before slicing, at most
+/// sum over k of (|a_k| e_b + |b_k| e_a + e_a e_b) + 2^-24 |C|, e = 2^-(s + 1) of each row.
+/// Throws: if the K of A and B differ or K exceeds `gemm_sliced_max_k`.
+template <int A, int B, execution_space Space, class Epilogue>
+  requires(!Kokkos::is_view<Epilogue>::value)
+void gemm_sliced(const Space& space, Sliced<A, B>, const sliced_matrix<A, Space>& a,
+                 const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
+  detail::require_contraction("ordo::gemm_sliced", a.rows(), a.columns(), b.rows(), b.columns(),
+                              gemm_sliced_max_k<A, B>);
+  detail::gemm_sliced_plain(space, a, b, epilogue);
+}
+
+/// As above, into a matrix C of M x N.
+template <int A, int B, execution_space Space>
+void gemm_sliced(const Space& space, Sliced<A, B> policy, const sliced_matrix<A, Space>& a,
+                 const sliced_matrix<B, Space>& b, matrix_view<float, Space> c) {
+  detail::require_output("ordo::gemm_sliced", c, a.slice[0].extent(0), b.slice[0].extent(0));
+  gemm_sliced(space, policy, a, b, detail::store_piece<float, Space>{c});
+}
+
+}  // namespace ordo

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Rows as fixed-point integers, cut into int8 slices.
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include <ordo/arith/bf16.hpp>
+#include <ordo/arith/value.hpp>
+#include <ordo/core/error.hpp>
+#include <ordo/core/execution.hpp>
+
+namespace ordo {
+
+/// The shift of a row that holds a NaN or an infinity: whatever uses the row is NaN.
+inline constexpr std::int32_t sliced_non_finite = std::numeric_limits<std::int32_t>::max();
+
+/// Largest magnitude of an aligned entry: the top digit at most 127, the others at most 63.
+template <int Slices>
+inline constexpr std::int32_t sliced_limit = sliced_limit<Slices - 1> * 128 + 63;
+template <>
+inline constexpr std::int32_t sliced_limit<1> = 127;
+
+/// The shifts that rows may have.
+inline constexpr std::int32_t sliced_min_shift = -100, sliced_max_shift = 150;
+
+/// Rows of fixed-point integers v = sum over i of slice[i] * 128^i, where v / 2^shift[row] stands
+/// for the entry. Owns its memory.
+template <int Slices, class Space>
+struct sliced_matrix {
+  static_assert(Slices == 2 || Slices == 3, "ordo::sliced_matrix: two or three slices exist");
+  using memory_space = typename Space::memory_space;
+
+  Kokkos::View<std::int8_t**, Kokkos::LayoutRight, memory_space> slice[Slices];
+  Kokkos::View<std::int32_t*, Kokkos::LayoutRight, memory_space> shift;
+
+  std::int64_t rows() const { return static_cast<std::int64_t>(slice[0].extent(0)); }
+  std::int64_t columns() const { return static_cast<std::int64_t>(slice[0].extent(1)); }
+
+  /// Makes the matrix `rows` x `columns` with undefined contents; keeps the memory if it is already.
+  void resize(std::int64_t rows, std::int64_t columns) {
+    if (shift.is_allocated() && rows == this->rows() && columns == this->columns()) return;
+    const auto m = static_cast<std::size_t>(rows), k = static_cast<std::size_t>(columns);
+    const auto bare = [](const char* label) {
+      return Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string(label));
+    };
+    for (auto& s : slice) s = std::remove_reference_t<decltype(s)>(bare("ordo::sliced::digits"), m, k);
+    shift = decltype(shift)(bare("ordo::sliced::shift"), m);
+  }
+};
+
+namespace detail {
+
+/// Pointers of one row's slices.
+template <int Slices>
+struct digit_row {
+  std::int8_t* digit[Slices];
+};
+
+/// The largest shift s within bounds such that amax * 2^s <= limit; 0 for amax = 0.
+template <int Slices>
+ORDO_FUNCTION std::int32_t alignment(float amax) {
+  if (!arith::is_finite(amax)) return sliced_non_finite;
+  if (amax == 0.0f) return 0;
+  const float limit = static_cast<float>(sliced_limit<Slices>);
+  const std::uint32_t significand = 0x7fffffu;
+  std::int32_t s = arith::exponent(limit) - arith::exponent(amax);
+  if ((arith::bits(amax) & significand) > (arith::bits(limit) & significand)) --s;
+  return s < sliced_min_shift ? sliced_min_shift : s > sliced_max_shift ? sliced_max_shift : s;
+}
+
+/// The larger magnitude; a NaN or infinity stays the largest of all.
+ORDO_FORCE_FUNCTION std::uint32_t larger_magnitude(std::uint32_t so_far, float x) {
+  const std::uint32_t u = arith::bits(x) & 0x7fffffffu;
+  return u > so_far ? u : so_far;
+}
+
+/// Balanced digits, base 128, of the entry x aligned by `shift`; zeros in a non-finite row.
+template <int Slices>
+ORDO_FORCE_FUNCTION void digits(float x, std::int32_t shift, std::int8_t (&digit)[Slices]) {
+  std::int32_t v = shift == sliced_non_finite
+                       ? 0
+                       : arith::to_int(arith::scale_pow2(x, shift), sliced_limit<Slices>);
+  for (int i = 0; i < Slices; ++i) {
+    const std::int32_t low = i + 1 < Slices ? ((v + 64) & 127) - 64 : v;
+    digit[i] = static_cast<std::int8_t>(low);
+    v = (v - low) / 128;
+  }
+}
+
+template <int Slices, execution_space Space, class T>
+void slice_rows_plain(const Space& space, matrix_view<const T, Space> x,
+                      const sliced_matrix<Slices, Space>& out) {
+  const auto columns = static_cast<std::int64_t>(x.extent(1));
+  for_each(
+      space, "ordo::slice_rows::row", out.rows(), KOKKOS_LAMBDA(std::int64_t r) {
+        std::uint32_t amax = 0;
+        for (std::int64_t k = 0; k < columns; ++k)
+          amax = larger_magnitude(amax, arith::to_f32(x(r, k)));
+        const std::int32_t shift = alignment<Slices>(arith::from_bits(amax));
+        out.shift(r) = shift;
+        for (std::int64_t k = 0; k < columns; ++k) {
+          std::int8_t digit[Slices];
+          digits<Slices>(arith::to_f32(x(r, k)), shift, digit);
+          for (int i = 0; i < Slices; ++i) out.slice[i](r, k) = digit[i];
+        }
+      });
+}
+
+template <int Slices, execution_space Space, class T>
+void slice_columns_plain(const Space& space, matrix_view<const T, Space> x, std::int64_t r0,
+                         std::int64_t r1, const sliced_matrix<Slices, Space>& out) {
+  for_each(
+      space, "ordo::slice_columns::column", out.rows(), KOKKOS_LAMBDA(std::int64_t c) {
+        std::uint32_t amax = 0;
+        for (std::int64_t r = r0; r < r1; ++r)
+          amax = larger_magnitude(amax, arith::to_f32(x(r, c)));
+        const std::int32_t shift = alignment<Slices>(arith::from_bits(amax));
+        out.shift(c) = shift;
+        for (std::int64_t r = r0; r < r1; ++r) {
+          std::int8_t digit[Slices];
+          digits<Slices>(arith::to_f32(x(r, c)), shift, digit);
+          for (int i = 0; i < Slices; ++i) out.slice[i](c, r - r0) = digit[i];
+        }
+      });
+}
+
+/// float and bf16: what can be sliced and multiplied.
+template <class View>
+concept real_matrix =
+    Kokkos::is_view<View>::value &&
+    (std::is_same_v<std::remove_cv_t<typename View::value_type>, float> ||
+     std::is_same_v<std::remove_cv_t<typename View::value_type>, bf16>);
+
+template <class View, class Space>
+using const_matrix = matrix_view<const std::remove_cv_t<typename View::value_type>, Space>;
+
+}  // namespace detail
+
+/// Aligns each row of `x` and cuts it into slices.
+///
+/// The shift s of a row is the largest integer, clamped to [-100, 150], such that max|x| * 2^s is at
+/// most 16,319 (two slices) or 2,088,895 (three); an entry becomes v = nearest even integer of
+/// x * 2^s, clamped to that limit (which matters only for rows that reach 2^114 or 2^121). Digits
+/// are balanced: in [-64, 63] but for the top one, so every digit is within [-127, 127]. A row of
+/// zeros has shift 0; a row with a NaN or an infinity has shift `sliced_non_finite`, digits 0.
+/// Shape: `x` is M x K, of float or bf16; `out` becomes M x K.
+/// Error: |entry - v / 2^s| <= 2^-(s + 1), at most 2^-14 (2^-21) of the row's largest magnitude.
+template <int Slices, execution_space Space, detail::real_matrix View>
+void slice_rows(const Space& space, const View& x, sliced_matrix<Slices, Space>& out) {
+  const detail::const_matrix<View, Space> in(x);
+  out.resize(static_cast<std::int64_t>(in.extent(0)), static_cast<std::int64_t>(in.extent(1)));
+  detail::slice_rows_plain<Slices>(space, in, out);
+}
+
+/// Aligns each column of the rows [r0, r1) of `x` and cuts it into slices: `slice_rows` of the
+/// transpose of those rows, so that a product contracts over them.
+/// Shape: `x` is R x N, of float or bf16; `out` becomes N x (r1 - r0).
+/// Throws: unless 0 <= r0 <= r1 <= R.
+template <int Slices, execution_space Space, detail::real_matrix View>
+void slice_columns(const Space& space, const View& x, std::int64_t r0, std::int64_t r1,
+                   sliced_matrix<Slices, Space>& out) {
+  const detail::const_matrix<View, Space> in(x);
+  const auto rows = static_cast<std::int64_t>(in.extent(0));
+  require(0 <= r0 && r0 <= r1 && r1 <= rows, "ordo::slice_columns",
+          "rows " + std::to_string(r0) + " to " + std::to_string(r1) + " of a matrix of " +
+              shape(in.extent(0), in.extent(1)),
+          "the range must lie within the matrix");
+  out.resize(static_cast<std::int64_t>(in.extent(1)), r1 - r0);
+  detail::slice_columns_plain<Slices>(space, in, r0, r1, out);
+}
+
+/// All rows of `x`.
+template <int Slices, execution_space Space, detail::real_matrix View>
+void slice_columns(const Space& space, const View& x, sliced_matrix<Slices, Space>& out) {
+  slice_columns(space, x, 0, static_cast<std::int64_t>(x.extent(0)), out);
+}
+
+}  // namespace ordo

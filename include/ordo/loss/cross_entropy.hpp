@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Output head, cross-entropy and z-loss in one pass over row chunks, with both gradients; logits
+/// are never stored whole. reference/cross_entropy.hpp is the definition.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <ordo/arith/bf16.hpp>
+#include <ordo/core/execution.hpp>
+#include <ordo/loss/head.hpp>
+#include <ordo/loss/loss_scratch.hpp>
+#include <ordo/loss/loss_sum.hpp>
+#include <ordo/loss/partition.hpp>
+
+namespace ordo::loss {
+namespace detail {
+
+template <class T, class... Traits>
+auto constant(const Kokkos::View<T, Traits...>& x) {
+  return typename Kokkos::View<T, Traits...>::const_type(x);
+}
+
+/// The arguments of one call, checked, as kernels see them.
+template <class Policy, execution_space Space>
+struct head_task {
+  matrix_view<const bf16, Space> h;
+  const head_weights<Policy, Space>& head;
+  vector_view<const std::uint32_t, Space> labels;
+  vector_view<float, Space> token_losses;
+  float token_scale, z_coefficient;
+
+  std::int64_t tokens() const { return static_cast<std::int64_t>(h.extent(0)); }
+};
+
+/// Throws unless every label is a word or `ignore_label`.
+template <class Policy, execution_space Space>
+void require_labels(const Space& space, const head_task<Policy, Space>& task,
+                    loss_scratch<Policy, Space>& scratch) {
+  const std::int64_t tokens = task.tokens(), vocabulary = task.head.vocabulary();
+  const auto labels = task.labels;
+  scratch.reset_totals();
+  const auto totals = scratch.totals;
+  ordo::detail::for_blocks(
+      space, "ordo::cross_entropy::labels", tokens, 1024,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          if (labels(i) >= vocabulary && labels(i) != ignore_label) {
+            Kokkos::atomic_fetch_min(&totals(first_bad_row), i);
+            return;
+          }
+        }
+      });
+  const std::int64_t row = scratch.total(first_bad_row);
+  if (row < tokens) {
+    std::uint32_t label = 0;
+    Kokkos::deep_copy(label, Kokkos::subview(labels, row));
+    throw error("ordo::cross_entropy",
+                "row " + std::to_string(row) + " has label " + std::to_string(label) +
+                    ", the vocabulary " + std::to_string(vocabulary) + " words",
+                "give tokens that take no part the label " + std::to_string(ignore_label));
+  }
+}
+
+/// Hidden states of rows [first, first + rows) with those of ignored tokens +0: they then align
+/// nothing, and what is not finite in them stays there.
+template <class Policy, execution_space Space>
+void mask_hidden(const Space& space, const head_task<Policy, Space>& task, std::int64_t first,
+                 std::int64_t rows, loss_scratch<Policy, Space>& scratch) {
+  const auto h = task.h;
+  const auto labels = task.labels;
+  const auto masked = scratch.hidden(rows);
+  const auto width = task.head.width();
+  ordo::detail::for_blocks(space, "ordo::cross_entropy::mask", rows, 16,
+                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t i = begin; i < end; ++i) {
+                               const bool counts = labels(first + i) != ignore_label;
+                               for (std::int64_t d = 0; d < width; ++d) {
+                                 masked(i, d) = counts ? h(first + i, d) : bf16{0};
+                               }
+                             }
+                           });
+}
+
+/// Logits of the chunk, then its losses; with `Keep`, probabilities replace the logits.
+template <bool Keep, class Policy, execution_space Space>
+void partition_chunk(const Space& space, const head_task<Policy, Space>& task, std::int64_t first,
+                     std::int64_t rows, loss_scratch<Policy, Space>& scratch) {
+  mask_hidden(space, task, first, rows, scratch);
+  take_rows(space, constant(scratch.hidden(rows)), scratch.hidden_by_row);
+  const auto logits = scratch.logits(rows);
+  multiply(space, Policy{}, scratch.hidden_by_row, task.head.by_word(),
+           KOKKOS_LAMBDA(std::int64_t i, std::int64_t j0, std::int64_t count, const float* c) {
+             for (std::int64_t j = 0; j < count; ++j) {
+               logits(i, j0 + j) = c[j];
+             }
+           });
+
+  const auto labels = task.labels;
+  const auto token_losses = task.token_losses;
+  const auto factors = scratch.factors;
+  const auto totals = scratch.totals;
+  const std::int64_t vocabulary = task.head.vocabulary();
+  const float scale = task.token_scale, z = task.z_coefficient;
+  ordo::detail::for_each(
+      space, "ordo::cross_entropy::rows", rows, KOKKOS_LAMBDA(std::int64_t i) {
+        float* row = &logits(i, 0);
+        const std::uint32_t label = labels(first + i);
+        float loss = 0.0f, factor = 0.0f;
+        if (label == ignore_label) {
+          for (std::int64_t j = 0; Keep && j < vocabulary; ++j) {
+            row[j] = 0.0f;
+          }
+        } else {
+          const partition part = partition_row<Keep>(row, vocabulary, label, z);
+          for (std::int64_t j = 0; Keep && j < vocabulary; ++j) {
+            row[j] = arith::mul(row[j], part.inverse);
+          }
+          loss = part.token_loss;
+          const float slope = arith::mul(arith::mul(2.0f, z), part.log_sum_exp);
+          factor = arith::mul(scale, arith::add(1.0f, slope));
+          const bool finite = token_is_finite(loss);
+          const std::int64_t units = finite ? token_units(loss) : 0;
+          Kokkos::atomic_add(&totals(counted), std::int64_t{1});
+          Kokkos::atomic_add(&totals(damaged), std::int64_t{finite ? 0 : 1});
+          Kokkos::atomic_add(&totals(whole), units >> 32);
+          Kokkos::atomic_add(&totals(fraction), units & 0xffffffff);
+        }
+        factors(i) = factor;
+        if (token_losses.extent(0) != 0) {
+          token_losses(first + i) = loss;
+        }
+      });
+}
+
+/// d_h of the chunk: factor * (probabilities x weight) - scale * weight[label].
+template <class Policy, execution_space Space>
+void hidden_gradient(const Space& space, const head_task<Policy, Space>& task, std::int64_t first,
+                     std::int64_t rows, loss_scratch<Policy, Space>& scratch,
+                     matrix_view<bf16, Space> d_h) {
+  take_rows(space, constant(scratch.logits(rows)), scratch.probability_by_row);
+  const auto labels = task.labels;
+  const auto words = task.head.words();
+  const auto factors = scratch.factors;
+  const float scale = task.token_scale;
+  multiply(space, Policy{}, scratch.probability_by_row, task.head.by_feature(),
+           KOKKOS_LAMBDA(std::int64_t i, std::int64_t d0, std::int64_t count, const float* c) {
+             const std::uint32_t label = labels(first + i);
+             bf16* out = &d_h(first + i, d0);
+             for (std::int64_t d = 0; label == ignore_label && d < count; ++d) {
+               out[d] = bf16{0};
+             }
+             if (label != ignore_label) {
+               const bf16* word = &words(label, d0);
+               const float factor = factors(i);
+               for (std::int64_t d = 0; d < count; ++d) {
+                 const float push = arith::mul(scale, arith::to_f32(word[d]));
+                 out[d] = arith::to_bf16(arith::sub(arith::mul(factor, c[d]), push));
+               }
+             }
+           });
+}
+
+/// Adds the chunk's blocks to d_w, ascending; the first block of the micro-batch starts from +0.
+template <class Policy, execution_space Space>
+void weight_gradient(const Space& space, const head_task<Policy, Space>& task, std::int64_t first,
+                     std::int64_t rows, loss_scratch<Policy, Space>& scratch,
+                     matrix_view<float, Space> d_w) {
+  const auto logits = scratch.logits(rows);
+  const auto factors = scratch.factors;
+  const std::int64_t vocabulary = task.head.vocabulary();
+  ordo::detail::for_each(space, "ordo::cross_entropy::weigh", rows, KOKKOS_LAMBDA(std::int64_t i) {
+    for (std::int64_t j = 0; j < vocabulary; ++j) {
+      logits(i, j) = arith::mul(factors(i), logits(i, j));
+    }
+  });
+  for (std::int64_t begin = 0; begin < rows; begin += block_rows) {
+    const std::int64_t end = std::min(begin + block_rows, rows);
+    const bool starts = first + begin == 0;
+    take_columns(space, constant(scratch.logits(rows)), begin, end, scratch.probability_by_word);
+    take_columns(space, constant(scratch.hidden(rows)), begin, end, scratch.hidden_by_feature);
+    multiply(space, Policy{}, scratch.probability_by_word, scratch.hidden_by_feature,
+             KOKKOS_LAMBDA(std::int64_t j, std::int64_t d0, std::int64_t count, const float* c) {
+               float* out = &d_w(j, d0);
+               for (std::int64_t d = 0; d < count; ++d) {
+                 out[d] = arith::canonical(arith::add(starts ? 0.0f : out[d], c[d]));
+               }
+             });
+  }
+}
+
+/// The one-hot part of d_w. A work item owns some features of every word and goes through the
+/// tokens in ascending order, so no two items meet.
+template <class Policy, execution_space Space>
+void scatter_labels(const Space& space, const head_task<Policy, Space>& task,
+                    matrix_view<float, Space> d_w) {
+  const auto h = task.h;
+  const auto labels = task.labels;
+  const std::int64_t tokens = task.tokens();
+  const float scale = task.token_scale;
+  constexpr std::int64_t grain = 32;
+  ordo::detail::for_blocks(
+      space, "ordo::cross_entropy::scatter", task.head.width(), grain,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = 0; i < tokens; ++i) {
+          const std::uint32_t label = labels(i);
+          for (std::int64_t d = begin; label != ignore_label && d < end; ++d) {
+            const float pull = arith::mul(scale, arith::to_f32(h(i, d)));
+            d_w(label, d) = arith::canonical(arith::sub(d_w(label, d), pull));
+          }
+        }
+      });
+}
+
+/// +0 in the rows of d_w from `first` on.
+template <execution_space Space>
+void clear_rows(const Space& space, matrix_view<float, Space> d_w, std::int64_t first) {
+  const auto rows = static_cast<std::int64_t>(d_w.extent(0));
+  const auto width = static_cast<std::int64_t>(d_w.extent(1));
+  ordo::detail::for_each(space, "ordo::cross_entropy::clear", rows - first,
+                         KOKKOS_LAMBDA(std::int64_t j) {
+                           for (std::int64_t d = 0; d < width; ++d) {
+                             d_w(first + j, d) = 0.0f;
+                           }
+                         });
+}
+
+/// What a call adds up, from the integers it left behind.
+template <class Policy, execution_space Space>
+loss_sum collect(loss_scratch<Policy, Space>& scratch) {
+  const std::int64_t tokens = scratch.total(counted);
+  const std::int64_t fraction_sum = scratch.host_totals(fraction);
+  const std::int64_t whole_sum = scratch.host_totals(whole) + (fraction_sum >> 32);
+  constexpr std::int64_t limit = loss_sum::sum_limit >> 32;
+  if (scratch.host_totals(damaged) != 0 || whole_sum >= limit) {
+    return {0, tokens, false};
+  }
+  return {whole_sum * (std::int64_t{1} << 32) + (fraction_sum & 0xffffffff), tokens, true};
+}
+
+/// Throws unless the shapes fit and the options are meaningful.
+template <class Policy, execution_space Space>
+void require_task(const head_task<Policy, Space>& task,
+                  const loss_scratch<Policy, Space>& scratch) {
+  const char* where = "ordo::cross_entropy";
+  require(static_cast<std::int64_t>(task.h.extent(1)) == task.head.width(), where,
+          "hidden states " + shape(task.h.extent(0), task.h.extent(1)) + ", head " +
+              shape(task.head.vocabulary(), task.head.width()),
+          "both have the same number of features");
+  require(task.labels.extent(0) == task.h.extent(0), where,
+          std::to_string(task.labels.extent(0)) + " labels for hidden states " +
+              shape(task.h.extent(0), task.h.extent(1)),
+          "give one label a token");
+  require(task.token_losses.extent(0) == 0 || task.token_losses.extent(0) == task.h.extent(0),
+          where, std::to_string(task.token_losses.extent(0)) + " token losses for hidden states " +
+              shape(task.h.extent(0), task.h.extent(1)),
+          "give one a token, or none");
+  require(task.head.words().extent(0) != 0, where, "the head has no weight",
+          "call head_weights::prepare once a step");
+  require(arith::is_finite(task.z_coefficient) && task.z_coefficient >= 0.0f, where,
+          "the z coefficient is negative or not finite", "it weighs a penalty; 1e-4 is usual");
+  scratch.require_fit(task.tokens(), task.head.vocabulary(), task.head.width());
+}
+
+} // namespace detail
+
+/// Mean-free cross-entropy of a micro-batch plus z * (log-sum-exp)^2, and both gradients.
+///
+/// Shape: h [tokens, width], labels [tokens], d_h [tokens, width]; d_w [padded, width] is written,
+/// not added to. The token losses' sum is returned; `options.token_scale` weighs the gradients.
+/// Order: logits, d_h and d_w are contractions by `Policy`. The row maximum, the sum of
+/// exponentials and the sum of losses are integers. d_w joins the contractions of consecutive
+/// blocks of 256 rows by order::Sequential, then subtracts the one-hot terms in ascending order of
+/// tokens. Under Sliced, probabilities are aligned by row for d_h, and weighted by
+/// token_scale * (1 + 2z * lse) by word within a block for d_w; one-hot terms are never sliced.
+/// Bits: of the arguments only; not of the chunk, the threads or the space. Tokens with
+/// `ignore_label` and rows of the weight after the vocabulary do not exist for it: their gradients
+/// are +0, whatever they hold. A token with a non-finite logit makes the loss non-finite, its row
+/// of d_h NaN (7fc0) and d_w NaN (7fc00000).
+/// Error: under Sliced<2, 2>, see tests/loss_test.cpp; the one-hot apart keeps d_w at 1e-6 of
+/// its norm early in training.
+/// Throws: shapes that disagree, a label that is neither a word nor `ignore_label`; nothing is
+/// written then.
+/// Source: contract, sections 5 and 8.
+template <execution_space Space, class Policy>
+loss_sum cross_entropy_forward_backward(
+    const Space& space, Policy, std::type_identity_t<matrix_view<const bf16, Space>> h,
+    const head_weights<Policy, Space>& head,
+    std::type_identity_t<vector_view<const std::uint32_t, Space>> labels,
+    std::type_identity_t<matrix_view<bf16, Space>> d_h,
+    std::type_identity_t<matrix_view<float, Space>> d_w, loss_scratch<Policy, Space>& scratch,
+    const options& options) {
+  const detail::head_task<Policy, Space> task{
+      h, head, labels, {}, options.token_scale, options.z_coefficient};
+  detail::require_task(task, scratch);
+  require(d_h.extent(0) == h.extent(0) && d_h.extent(1) == h.extent(1), "ordo::cross_entropy",
+          "d_h " + shape(d_h.extent(0), d_h.extent(1)) + " for hidden states " +
+              shape(h.extent(0), h.extent(1)),
+          "both have the same shape");
+  require(d_w.extent(0) == head.words().extent(0) && d_w.extent(1) == head.words().extent(1),
+          "ordo::cross_entropy",
+          "d_w " + shape(d_w.extent(0), d_w.extent(1)) + " for a weight " +
+              shape(head.words().extent(0), head.words().extent(1)),
+          "both have the same shape, padding included");
+  detail::require_labels(space, task, scratch);
+  const std::int64_t tokens = task.tokens();
+  detail::clear_rows(space, d_w, tokens == 0 ? 0 : head.vocabulary());
+  for (std::int64_t first = 0; first < tokens; first += scratch.chunk_rows()) {
+    const std::int64_t rows = std::min(scratch.chunk_rows(), tokens - first);
+    detail::partition_chunk<true>(space, task, first, rows, scratch);
+    detail::hidden_gradient(space, task, first, rows, scratch, d_h);
+    detail::weight_gradient(space, task, first, rows, scratch, d_w);
+  }
+  detail::scatter_labels(space, task, d_w);
+  return detail::collect(scratch);
+}
+
+/// The loss alone, and every token's if `token_losses` is not empty (+0 for ignored ones).
+///
+/// Shape: token_losses [tokens] or empty. Bits: as cross_entropy_forward_backward.
+template <execution_space Space, class Policy>
+loss_sum cross_entropy_forward(
+    const Space& space, Policy, std::type_identity_t<matrix_view<const bf16, Space>> h,
+    const head_weights<Policy, Space>& head,
+    std::type_identity_t<vector_view<const std::uint32_t, Space>> labels,
+    std::type_identity_t<vector_view<float, Space>> token_losses,
+    loss_scratch<Policy, Space>& scratch, const options& options) {
+  const detail::head_task<Policy, Space> task{
+      h, head, labels, token_losses, options.token_scale, options.z_coefficient};
+  detail::require_task(task, scratch);
+  detail::require_labels(space, task, scratch);
+  const std::int64_t tokens = task.tokens();
+  for (std::int64_t first = 0; first < tokens; first += scratch.chunk_rows()) {
+    const std::int64_t rows = std::min(scratch.chunk_rows(), tokens - first);
+    detail::partition_chunk<false>(space, task, first, rows, scratch);
+  }
+  return detail::collect(scratch);
+}
+
+} // namespace ordo::loss

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// The forward and backward pass of open1b.hpp, operation by operation.
+
+#include <algorithm>
+
+#include <ordo/model/open1b.hpp>
+
+namespace ordo::model {
+
+template <execution_space Space>
+workspace<Space>::workspace(const config& c, const numerics& n, std::int64_t batch,
+                            std::int64_t length)
+    : config_(c), numerics_(n), batch_(batch), length_(length), tokens_(batch * length),
+      ids_("ordo::model::ids", static_cast<std::size_t>(tokens_)),
+      labels_("ordo::model::labels", static_cast<std::size_t>(tokens_)),
+      positions_(tokens_, c.padded_vocabulary), rope_(length, c.head_dim, n.rope_theta),
+      attention_scratch_(attention_shape_of(0)) {
+  const auto matrix = [&](const char* label, std::int64_t columns) {
+    return bf16_matrix<Space>(label, static_cast<std::size_t>(tokens_),
+                              static_cast<std::size_t>(columns));
+  };
+  const auto vector = [&](const char* label) {
+    return f32_vector<Space>(label, static_cast<std::size_t>(tokens_));
+  };
+  const std::int64_t d = c.hidden, attended = c.heads * c.head_dim, f = c.feed_forward;
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    layer_state s;
+    s.entry = matrix("ordo::model::entry", d);
+    s.middle = matrix("ordo::model::middle", d);
+    s.qkv = matrix("ordo::model::qkv", c.qkv_rows());
+    s.attended = matrix("ordo::model::attended", attended);
+    s.gate_up = matrix("ordo::model::gate_up", 2 * f);
+    s.entry_inverse_rms = vector("ordo::model::entry_inverse_rms");
+    s.middle_inverse_rms = vector("ordo::model::middle_inverse_rms");
+    s.qkv_input = {n.linear, tokens_, d};
+    s.out_input = {n.linear, tokens_, attended};
+    s.gate_up_input = {n.linear, tokens_, d};
+    s.down_input = {n.linear, tokens_, f};
+    s.attention = nn::attention_saved<Space>(attention_shape_of(i));
+    layers_.push_back(std::move(s));
+  }
+  const std::int64_t widest = std::max({c.qkv_rows(), 2 * f, d, attended});
+  linear_scratch_ = nn::linear_scratch<Space>(n.linear, tokens_, widest);
+  embedded_ = matrix("ordo::model::embedded", d);
+  normalised_ = matrix("ordo::model::normalised", d);
+  final_entry_ = matrix("ordo::model::final_entry", d);
+  normal_ = matrix("ordo::model::normal", d);
+  branch_ = matrix("ordo::model::branch", d);
+  activated_ = matrix("ordo::model::activated", f);
+  d_stream_ = matrix("ordo::model::d_stream", d);
+  d_branch_ = matrix("ordo::model::d_branch", d);
+  d_normal_ = matrix("ordo::model::d_normal", d);
+  d_qkv_ = matrix("ordo::model::d_qkv", c.qkv_rows());
+  d_attended_ = matrix("ordo::model::d_attended", attended);
+  d_gate_up_ = matrix("ordo::model::d_gate_up", 2 * f);
+  d_activated_ = matrix("ordo::model::d_activated", f);
+  embedding_inverse_rms_ = vector("ordo::model::embedding_inverse_rms");
+  final_inverse_rms_ = vector("ordo::model::final_inverse_rms");
+  gain_partial_ = {"ordo::model::gain_partial",
+                   static_cast<std::size_t>((tokens_ + nn::gain_block - 1) / nn::gain_block),
+                   static_cast<std::size_t>(d)};
+  if (n.linear == nn::linear_kind::int8) {
+    sliced_scratch_ = std::make_unique<loss::loss_scratch<Sliced<2, 2>, Space>>(
+        tokens_, c.vocabulary, c.hidden);
+  } else {
+    binary32_scratch_ = std::make_unique<loss::loss_scratch<nn::product_order, Space>>(
+        tokens_, c.vocabulary, c.hidden);
+  }
+}
+
+template <execution_space Space>
+nn::attention_shape workspace<Space>::attention_shape_of(std::int64_t layer) const {
+  const std::int64_t window =
+      config_.full_attention(layer) ? length_ : std::min(config_.window, length_);
+  return {batch_, length_, config_.heads, config_.kv_heads, config_.head_dim, window};
+}
+
+template <execution_space Space>
+template <class T>
+void workspace<Space>::upload(const Space& space, std::span<const T> from,
+                              Kokkos::View<T*, typename Space::memory_space> to) {
+  require(from.size() == to.extent(0), "ordo::model",
+          std::to_string(from.size()) + " tokens given to a workspace of " +
+              std::to_string(to.extent(0)));
+  Kokkos::deep_copy(space, to,
+                    Kokkos::View<const T*, Kokkos::HostSpace, Kokkos::MemoryUnmanaged>(from.data(),
+                                                                                      from.size()));
+}
+
+template <execution_space Space>
+void workspace<Space>::forward(const Space& space, const prepared_weights<Space>& weights,
+                               std::span<const std::uint32_t> ids) {
+  constexpr nn::row_order rows;
+  const float eps = numerics_.norm_epsilon;
+  positions_.assign(ids);
+  upload(space, ids, ids_);
+  nn::embedding(space, vector_view<const std::uint32_t, Space>(ids_), weights.embedding(),
+                matrix_view<bf16, Space>(embedded_));
+  nn::rms_norm(space, rows, embedded_, weights.embedding_gain(), eps, layers_.front().entry,
+               embedding_inverse_rms_);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    layer_state& s = layers_[i];
+    const auto& block = weights.blocks()[i];
+    nn::rms_norm(space, rows, s.entry, block.attention_gain, eps, normal_, s.entry_inverse_rms);
+    block.qkv.forward(space, normal_, s.qkv_input, s.qkv, linear_scratch_);
+    nn::attention_forward(space, attention_blocks{},
+                          attention_shape_of(static_cast<std::int64_t>(i)), rope_, eps, s.qkv,
+                          s.attended, s.attention, attention_scratch_);
+    block.out.forward(space, s.attended, s.out_input, branch_, linear_scratch_);
+    nn::residual_add<Space>(space, s.entry, branch_, s.middle);
+    nn::rms_norm(space, rows, s.middle, block.feed_forward_gain, eps, normal_,
+                 s.middle_inverse_rms);
+    block.gate_up.forward(space, normal_, s.gate_up_input, s.gate_up, linear_scratch_);
+    nn::swiglu<Space>(space, s.gate_up, activated_);
+    block.down.forward(space, activated_, s.down_input, branch_, linear_scratch_);
+    nn::residual_add<Space>(space, s.middle, branch_,
+                            i + 1 < layers_.size() ? layers_[i + 1].entry : final_entry_);
+  }
+  nn::rms_norm(space, rows, final_entry_, weights.final_gain(), eps, normalised_,
+               final_inverse_rms_);
+}
+
+template <execution_space Space>
+template <class Head>
+auto& workspace<Space>::scratch_of(const Head&) {
+  if constexpr (std::is_same_v<Head, typename prepared_weights<Space>::sliced_head>) {
+    return *sliced_scratch_;
+  } else {
+    return *binary32_scratch_;
+  }
+}
+
+template <execution_space Space>
+loss::loss_sum workspace<Space>::loss_of(const Space& space, const prepared_weights<Space>& weights,
+                                         std::span<const std::uint32_t> ids,
+                                         std::span<const std::uint32_t> labels) {
+  forward(space, weights, ids);
+  upload(space, labels, labels_);
+  loss::loss_sum sum;
+  loss::options options;
+  options.z_coefficient = numerics_.z_loss;
+  weights.with_head([&](const auto& head) {
+    sum = loss::cross_entropy_forward(space, normalised_, head, labels_, options, scratch_of(head));
+  });
+  return sum;
+}
+
+template <execution_space Space>
+loss::loss_sum workspace<Space>::forward_backward(const Space& space,
+                                                  const prepared_weights<Space>& weights,
+                                                  std::span<const std::uint32_t> ids,
+                                                  std::span<const std::uint32_t> labels,
+                                                  float token_scale,
+                                                  vector_view<float, Space> gradients) {
+  forward(space, weights, ids);
+  upload(space, labels, labels_);
+  const auto& table = weights.table();
+  const auto gradient_vector = [&](std::int64_t index) {
+    const tensor& t = table[static_cast<std::size_t>(index)];
+    return vector_view<float, Space>(gradients.data() + t.offset, static_cast<std::size_t>(t.size()));
+  };
+  const auto gradient_matrix = [&](std::int64_t index) {
+    const tensor& t = table[static_cast<std::size_t>(index)];
+    return matrix_view<float, Space>(gradients.data() + t.offset, static_cast<std::size_t>(t.rows),
+                                     static_cast<std::size_t>(t.columns));
+  };
+  const std::int64_t last = weights.index_of_final_gain();
+  loss::loss_sum sum;
+  loss::options options;
+  options.token_scale = token_scale;
+  options.z_coefficient = numerics_.z_loss;
+  weights.with_head([&](const auto& head) {
+    sum = loss::cross_entropy_forward_backward(space, normalised_, head, labels_, options, d_normal_,
+                                               gradient_matrix(last + 1), scratch_of(head));
+  });
+  nn::rms_norm_backward(space, nn::row_order{}, d_normal_, final_entry_, weights.final_gain(),
+                        final_inverse_rms_, {}, d_stream_, gradient_vector(last), gain_partial_);
+  for (std::int64_t layer = config_.layers; layer-- > 0;) {
+    backward_block(space, weights, layer, gradients);
+  }
+  nn::rms_norm_backward(space, nn::row_order{}, d_stream_, embedded_, weights.embedding_gain(),
+                        embedding_inverse_rms_, {}, d_branch_, gradient_vector(1), gain_partial_);
+  nn::embedding_backward(space, order::Sequential{}, d_branch_, positions_, gradient_matrix(0));
+  return sum;
+}
+
+template <execution_space Space>
+void workspace<Space>::backward_block(const Space& space, const prepared_weights<Space>& weights,
+                                      std::int64_t layer, vector_view<float, Space> gradients) {
+  layer_state& s = layers_[static_cast<std::size_t>(layer)];
+  const auto& block = weights.blocks()[static_cast<std::size_t>(layer)];
+  const auto at = [&](std::int64_t index) -> const tensor& {
+    return weights.table()[static_cast<std::size_t>(block.first_tensor + index)];
+  };
+  const auto matrix = [&](std::int64_t index, std::int64_t rows) {
+    return matrix_view<float, Space>(gradients.data() + at(index).offset,
+                                     static_cast<std::size_t>(rows),
+                                     static_cast<std::size_t>(at(index).columns));
+  };
+  const auto vector = [&](std::int64_t index) {
+    return vector_view<float, Space>(gradients.data() + at(index).offset,
+                                     static_cast<std::size_t>(at(index).rows));
+  };
+  constexpr nn::row_order rows;
+  block.down.backward(space, d_stream_, s.down_input, d_activated_, matrix(8, config_.hidden),
+                      linear_scratch_);
+  nn::swiglu_backward<Space>(space, d_activated_, s.gate_up, d_gate_up_);
+  block.gate_up.backward(space, d_gate_up_, s.gate_up_input, d_normal_,
+                         matrix(6, 2 * config_.feed_forward), linear_scratch_);
+  nn::rms_norm_backward(space, rows, d_normal_, s.middle, block.feed_forward_gain,
+                        s.middle_inverse_rms, d_stream_, d_stream_, vector(5), gain_partial_);
+  block.out.backward(space, d_stream_, s.out_input, d_attended_, matrix(4, config_.hidden),
+                     linear_scratch_);
+  nn::attention_backward(space, attention_blocks{}, attention_shape_of(layer), rope_,
+                         numerics_.norm_epsilon, s.qkv, s.attended, s.attention, d_attended_, d_qkv_,
+                         attention_scratch_);
+  block.qkv.backward(space, d_qkv_, s.qkv_input, d_normal_, matrix(1, config_.qkv_rows()),
+                     linear_scratch_);
+  nn::rms_norm_backward(space, rows, d_normal_, s.entry, block.attention_gain, s.entry_inverse_rms,
+                        d_stream_, d_stream_, vector(0), gain_partial_);
+}
+
+}  // namespace ordo::model

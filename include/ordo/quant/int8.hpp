@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Symmetric int8 quantizers: one step per tensor (activations) or per row (weights).
+///
+/// Steps are recomputed from the data and never trained: trained steps drift until the run diverges
+/// (OPEN-1B, section 4.2). The code -128 never occurs.
+
+#include <cstdint>
+
+#include <ordo/arith/bf16.hpp>
+#include <ordo/core/execution.hpp>
+#include <ordo/order/policies.hpp>
+#include <ordo/order/sum.hpp>
+
+namespace ordo::quant {
+
+/// Largest int8 code.
+inline constexpr std::int32_t code_limit = 127;
+
+/// Below this a step is 0 and every code is 0, so that an all-zero row is 0 and not 0/0.
+inline constexpr float step_floor = 0x1p-100f;
+
+/// How a weight row's step follows from the row.
+enum class step_rule {
+  mean_magnitude,     ///< 2 * mean|w| / sqrt(127), the published rule
+  largest_magnitude,  ///< max|w| / 127, which spends the whole int8 range
+};
+
+/// 1 / step, or 0 for a step of 0.
+ORDO_FORCE_FUNCTION float inverse_step(float step) {
+  return step == 0.0f ? 0.0f : arith::div(1.0f, step);
+}
+
+/// Nearest even code of `x` under the inverse step, clamped to [-127, 127]; NaN gives 0.
+ORDO_FORCE_FUNCTION std::int8_t to_code(float x, float inverse) {
+  return static_cast<std::int8_t>(arith::to_int(arith::mul(x, inverse), code_limit));
+}
+
+/// Step of a tensor or row whose largest magnitude is `largest`. NaN and infinity stay, so that a
+/// damaged tensor shows in every product it enters.
+ORDO_FORCE_FUNCTION float step_of_largest(float largest) {
+  const float step = arith::div(largest, 127.0f);
+  return step < step_floor ? 0.0f : step;
+}
+
+/// Step by the mean magnitude of `n` weights whose magnitudes sum to `sum`.
+ORDO_FORCE_FUNCTION float step_of_sum(float sum, std::int64_t n) {
+  constexpr float two_over_sqrt_127 = 0x1.6b7612p-3f;
+  const float mean = arith::mul(sum, arith::div(1.0f, arith::from_int(n)));
+  const float step = arith::mul(mean, two_over_sqrt_127);
+  return step < step_floor ? 0.0f : step;
+}
+
+/// Bits of the largest magnitude of `x`, as an integer maximum: order-free, and a NaN wins.
+/// Shape: x [rows, columns]; largest [rows].
+template <execution_space Space, class T>
+void row_largest_bits(const Space& space, matrix_view<const T, Space> x,
+                      vector_view<std::uint32_t, Space> largest) {
+  const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
+  const T* const data = x.data();
+  ordo::detail::for_blocks(space, "ordo::quant::row_largest_bits",
+                     static_cast<std::int64_t>(x.extent(0)), 16,
+                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t m = begin; m < end; ++m) {
+                         const T* ORDO_RESTRICT row = data + m * columns;
+                         std::uint32_t top = 0;
+                         for (std::int64_t k = 0; k < columns; ++k) {
+                           const std::uint32_t u = arith::bits(arith::to_f32(row[k])) & 0x7fffffffu;
+                           top = u > top ? u : top;
+                         }
+                         largest[m] = top;
+                       }
+                     });
+}
+
+/// Quantizes a whole tensor with one step from its largest magnitude.
+///
+/// Shape: x [rows, columns] bf16; codes alike; step [1]; scratch [rows].
+/// Order: none, the maximum is order-free.
+/// Bits: depend on x alone.
+/// Source: OPEN-1B, section 4.
+template <execution_space Space>
+void quantize_tensor(const Space& space, matrix_view<const bf16, Space> x,
+                     matrix_view<std::int8_t, Space> codes, vector_view<float, Space> step,
+                     vector_view<std::uint32_t, Space> scratch) {
+  const std::int64_t rows = static_cast<std::int64_t>(x.extent(0));
+  const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
+  require(x.extent(0) == codes.extent(0) && x.extent(1) == codes.extent(1) &&
+              scratch.extent(0) >= x.extent(0) && step.extent(0) >= 1,
+          "ordo::quant::quantize_tensor",
+          "x is " + shape(rows, columns) + " but codes are " +
+              shape(codes.extent(0), codes.extent(1)) + " and scratch holds " +
+              shape(scratch.extent(0)));
+  row_largest_bits<Space, bf16>(space, x, scratch);
+  ordo::detail::for_each(space, "ordo::quant::tensor_step", 1, KOKKOS_LAMBDA(std::int64_t) {
+    std::uint32_t top = 0;
+    for (std::int64_t m = 0; m < rows; ++m) top = scratch[m] > top ? scratch[m] : top;
+    step[0] = step_of_largest(arith::from_bits(top));
+  });
+  const bf16* const in = x.data();
+  std::int8_t* const out = codes.data();
+  ordo::detail::for_blocks(space, "ordo::quant::quantize_tensor", rows * columns, 1 << 14,
+                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+                       const float inverse = inverse_step(step[0]);
+                       const bf16* ORDO_RESTRICT source = in;
+                       std::int8_t* ORDO_RESTRICT target = out;
+                       for (std::int64_t i = begin; i < end; ++i) {
+                         target[i] = to_code(arith::to_f32(source[i]), inverse);
+                       }
+                     });
+}
+
+/// Quantizes each row with its own step.
+///
+/// Shape: w [rows, columns] bf16; codes alike; steps [rows].
+/// Order: the row sum of magnitudes (mean_magnitude) is by `Order`.
+/// Bits: each row's depend on that row, the rule and the order.
+/// Source: OPEN-1B, section 4.2.
+template <execution_space Space, class Order>
+void quantize_rows(const Space& space, Order order, step_rule rule,
+                   matrix_view<const bf16, Space> w, matrix_view<std::int8_t, Space> codes,
+                   vector_view<float, Space> steps) {
+  const std::int64_t columns = static_cast<std::int64_t>(w.extent(1));
+  require(w.extent(0) == codes.extent(0) && w.extent(1) == codes.extent(1) &&
+              steps.extent(0) == w.extent(0),
+          "ordo::quant::quantize_rows",
+          "w is " + shape(w.extent(0), w.extent(1)) + " but codes are " +
+              shape(codes.extent(0), codes.extent(1)) + " and steps " + shape(steps.extent(0)));
+  const bf16* const in = w.data();
+  std::int8_t* const out = codes.data();
+  ordo::detail::for_blocks(
+      space, "ordo::quant::quantize_rows", static_cast<std::int64_t>(w.extent(0)), 8,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t n = begin; n < end; ++n) {
+          const bf16* ORDO_RESTRICT row = in + n * columns;
+          std::int8_t* ORDO_RESTRICT target = out + n * columns;
+          float step;
+          if (rule == step_rule::mean_magnitude) {
+            step = step_of_sum(order::sum(order, columns,
+                                          [=](std::int64_t k) {
+                                            return arith::abs(arith::to_f32(row[k]));
+                                          }),
+                               columns);
+          } else {
+            std::uint32_t top = 0;
+            for (std::int64_t k = 0; k < columns; ++k) {
+              const std::uint32_t u = arith::bits(arith::to_f32(row[k])) & 0x7fffffffu;
+              top = u > top ? u : top;
+            }
+            step = step_of_largest(arith::from_bits(top));
+          }
+          steps[n] = step;
+          const float inverse = inverse_step(step);
+          for (std::int64_t k = 0; k < columns; ++k) {
+            target[k] = to_code(arith::to_f32(row[k]), inverse);
+          }
+        }
+      });
+}
+
+}  // namespace ordo::quant

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// One training step: the only implementation, run by trainer and auditor alike.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ordo/comm/tree_fold.hpp>
+#include <ordo/digest/state.hpp>
+#include <ordo/optim/adamw.hpp>
+#include <ordo/reduce/norm.hpp>
+#include <ordo/train/state.hpp>
+
+namespace ordo::train {
+
+/// What a step hands to its record, roots of the state after it included.
+struct step_result {
+  std::uint64_t first_window = 0, last_window = 0;  ///< windows [first, last)
+  float loss = 0, norm = 0, learning_rate = 0, clip = 0;
+  spike_decision spike;
+  std::vector<digest::hash256> microbatch_roots;  ///< rank by rank, each's in order
+  std::vector<digest::named_root> gradients, parameters, optimizer;
+};
+
+/// Runs steps on `Space`; owns the memory for them.
+template <execution_space Space>
+class step_runner {
+ public:
+  step_runner(const Space& space, const run_config& run);
+
+  /// The window, counted from the step's first, of place `slot` of micro-batch `accumulation` of
+  /// the virtual rank (replica, shard).
+  static std::uint64_t window_of(const run_config& run, std::uint64_t replica, std::uint64_t shard,
+                                 std::uint64_t accumulation, std::uint64_t slot) {
+    return ((accumulation * run.replicas + replica) * run.shards + shard) * run.micro_batch + slot;
+  }
+
+  /// Advances `state` by one step on `windows`: windows_at(state.at.tokens) windows of
+  /// sequence + 1 tokens each, from window state.at.windows on.
+  ///
+  /// Order: contract, sections 9 and 10: micro-batches sequentially on a virtual rank; shards in
+  /// ascending order, times 1/shards; replicas by order::Tree, times 1/replicas; the norm as
+  /// reduce::global_norm.
+  /// Bits: depend on the configuration, the state and the windows alone.
+  step_result run(train_state<Space>& state, std::span<const std::uint32_t> windows);
+
+  const run_config& configuration() const { return run_; }
+
+ private:
+  using vector = comm::gradient_vector<Space>;
+
+  vector take() {
+    if (free_.empty()) {
+      return vector("ordo::train::gradient", static_cast<std::size_t>(model::parameter_count(run_.model)));
+    }
+    const vector v = free_.back();
+    free_.pop_back();
+    return v;
+  }
+  vector reduce_ranks(std::span<const std::uint32_t> windows, std::uint64_t accumulation,
+                      float token_scale, step_result& result, loss::loss_sum& total);
+  void micro_batch(std::span<const std::uint32_t> windows, std::uint64_t replica, std::uint64_t shard,
+                   std::uint64_t accumulation, float token_scale, const vector& into,
+                   loss::loss_sum& total);
+  void update(train_state<Space>& state, const vector& gradient, const step_result& result);
+
+  Space space_;
+  run_config run_;
+  model::numerics numerics_;
+  model::prepared_weights<Space> weights_;
+  model::workspace<Space> workspace_;
+  std::vector<vector> free_;
+  std::vector<std::uint32_t> ids_, labels_;
+};
+
+/// The constants of `run` as the model takes them.
+inline model::numerics numerics_of(const run_config& run) {
+  return {run.linear, run.weight_steps, run.rope_theta.value, run.norm_epsilon.rounded(),
+          run.z_loss.rounded()};
+}
+
+/// 1 / n in binary32, by which averages multiply.
+inline float reciprocal(std::uint64_t n) { return static_cast<float>(1.0 / static_cast<double>(n)); }
+
+/// The scalars of AdamW's update number `update` (from 1).
+inline optim::adamw_scalars adamw_scalars_of(const run_config& run, std::uint64_t update,
+                                             float learning_rate, float clip) {
+  const auto inverse_bias = [&](double beta) {
+    return static_cast<float>(1.0 / (1.0 - host::power(beta, update)));
+  };
+  const double b1 = run.beta1.value, b2 = run.beta2.value;
+  return {learning_rate,
+          run.beta1.rounded(),
+          static_cast<float>(1.0 - b1),
+          run.beta2.rounded(),
+          static_cast<float>(1.0 - b2),
+          run.epsilon.rounded(),
+          run.weight_decay.rounded(),
+          inverse_bias(b1),
+          inverse_bias(b2),
+          clip};
+}
+
+template <execution_space Space>
+step_runner<Space>::step_runner(const Space& space, const run_config& run)
+    : space_(space), run_(run), numerics_(numerics_of(run)), weights_(run.model, numerics_),
+      workspace_(run.model, numerics_, static_cast<std::int64_t>(run.micro_batch),
+                 static_cast<std::int64_t>(run.sequence)) {}
+
+template <execution_space Space>
+void step_runner<Space>::micro_batch(std::span<const std::uint32_t> windows, std::uint64_t replica,
+                                     std::uint64_t shard, std::uint64_t accumulation,
+                                     float token_scale, const vector& into, loss::loss_sum& total) {
+  const std::size_t stride = run_.sequence + 1;
+  ids_.clear();
+  labels_.clear();
+  for (std::uint64_t slot = 0; slot < run_.micro_batch; ++slot) {
+    const auto window =
+        windows.subspan(window_of(run_, replica, shard, accumulation, slot) * stride, stride);
+    ids_.insert(ids_.end(), window.begin(), window.end() - 1);
+    labels_.insert(labels_.end(), window.begin() + 1, window.end());
+  }
+  total += workspace_.forward_backward(space_, weights_, ids_, labels_, token_scale, into);
+}
+
+template <execution_space Space>
+typename step_runner<Space>::vector step_runner<Space>::reduce_ranks(
+    std::span<const std::uint32_t> windows, std::uint64_t accumulation, float token_scale,
+    step_result& result, loss::loss_sum& total) {
+  comm::tree_fold<Space> replicas;
+  for (std::uint64_t replica = 0; replica < run_.replicas; ++replica) {
+    vector shards;
+    for (std::uint64_t shard = 0; shard < run_.shards; ++shard) {
+      vector rank = take();
+      Kokkos::deep_copy(space_, rank, 0.0f);
+      const vector contribution = take();
+      for (std::uint64_t a = 0; a < accumulation; ++a) {
+        micro_batch(windows, replica, shard, a, token_scale, contribution, total);
+        result.microbatch_roots.push_back(digest::state_root(digest::tensor_roots(
+            space_, gradient_tensors<Space>(weights_.table(), contribution))));
+        comm::add_into<Space>(space_, rank, contribution);
+      }
+      free_.push_back(contribution);
+      if (shard == 0) {
+        shards = rank;
+      } else {
+        comm::add_into<Space>(space_, shards, rank);
+        free_.push_back(rank);
+      }
+    }
+    comm::scale<Space>(space_, shards, reciprocal(run_.shards));
+    for (vector& merged : replicas.push(space_, shards)) free_.push_back(merged);
+  }
+  auto [sum, merged] = replicas.finish(space_);
+  free_.insert(free_.end(), merged.begin(), merged.end());
+  comm::scale<Space>(space_, sum, reciprocal(run_.replicas));
+  return sum;
+}
+
+template <execution_space Space>
+void step_runner<Space>::update(train_state<Space>& state, const vector& gradient,
+                                const step_result& result) {
+  ++state.at.adam_step;
+  optim::adamw_scalars scalars =
+      adamw_scalars_of(run_, state.at.adam_step, result.learning_rate, result.clip);
+  const float decay = scalars.weight_decay;
+  for (const model::tensor& t : state.table) {
+    const auto n = static_cast<std::size_t>(t.size());
+    const auto part = [&](const auto& flat) {
+      using element = std::remove_pointer_t<decltype(flat.data())>;
+      return flat.extent(0) == 0 ? vector_view<element, Space>()
+                                 : vector_view<element, Space>(flat.data() + t.offset, n);
+    };
+    scalars.weight_decay = t.decays ? decay : 0.0f;
+    optim::adamw(space_, scalars, vector_view<const float, Space>(gradient.data() + t.offset, n),
+                 part(state.parameters), part(state.master), part(state.first), part(state.second));
+  }
+}
+
+template <execution_space Space>
+step_result step_runner<Space>::run(train_state<Space>& state,
+                                    std::span<const std::uint32_t> windows) {
+  progress& at = state.at;
+  const std::uint64_t accumulation = accumulation_at(run_.ramp, at.tokens);
+  const std::uint64_t count = run_.windows_at(at.tokens);
+  const std::uint64_t tokens = count * run_.sequence;
+  require(windows.size() == count * (run_.sequence + 1), "ordo::train::step",
+          "step " + std::to_string(at.step + 1) + " takes " + std::to_string(count) +
+              " windows, was given " + std::to_string(windows.size()) + " tokens");
+  step_result result;
+  result.first_window = at.windows;
+  result.last_window = at.windows + count;
+  result.learning_rate =
+      run_.schedule().at(run_.clock == schedule_clock::before ? at.tokens : at.tokens + tokens);
+
+  weights_.prepare(space_, state.parameters);
+  // The mean over ranks multiplies by 1 / ranks, so that a token weighs 1 / tokens in the end.
+  const float token_scale =
+      static_cast<float>(static_cast<double>(run_.ranks()) / static_cast<double>(tokens));
+  loss::loss_sum total;
+  const vector gradient = reduce_ranks(windows, accumulation, token_scale, result, total);
+  result.loss = total.mean();
+  result.gradients =
+      digest::tensor_roots(space_, gradient_tensors<Space>(state.table, gradient));
+
+  result.norm = global_norm(space_, state.table, gradient);
+  const float room = arith::div(run_.max_norm.rounded(), arith::add(result.norm, 1e-6f));
+  result.clip = room < 1.0f ? room : 1.0f;
+  ++at.step;
+  at.tokens += tokens;
+  at.windows += count;
+  result.spike = decide_spike(run_.spikes(), at.spikes, at.step, result.norm, result.loss);
+  if (!result.spike.skip) update(state, gradient, result);
+  free_.push_back(gradient);
+  result.parameters = digest::tensor_roots(space_, parameter_tensors(state));
+  result.optimizer = digest::tensor_roots(space_, optimizer_tensors(state));
+  return result;
+}
+
+}  // namespace ordo::train
