@@ -233,7 +233,7 @@ matrix<float> uneven_rows(std::int64_t rows, std::int64_t columns, std::uint64_t
 
 template <int A, int B>
 void check_sliced(extents size) {
-  const auto [m, n, k] = size;
+  const std::int64_t m = size.m, n = size.n, k = size.k;
   const auto a = uneven_rows(m, k, 3), b = uneven_rows(n, k, 4);
   matrix<float> expected(m, n), c(m, n);
   ordo::reference::gemm_sliced(A, B, m, n, k, a.data, b.data, expected.data);

@@ -18,30 +18,46 @@
 namespace ordo::arith {
 
 /// Round to nearest even, exceptions masked, subnormals flushed; restores the former mode.
+///
+/// Compilers know nothing of modes. Loads and stores do not cross the ends of the scope, so what is
+/// computed from memory into memory is computed inside; a value that leaves in a register must go
+/// through `pinned`.
 class float_mode {
  public:
 #if defined(__CUDA_ARCH__)
   ORDO_FUNCTION float_mode() {}
 #elif defined(__x86_64__)
   float_mode() : saved_(_mm_getcsr()) {
-    if ((saved_ & ~status) != wanted) _mm_setcsr(wanted);
+    if ((saved_ & ~status) == wanted) return;
+    _mm_setcsr(wanted);
+    asm volatile("" : : : "memory");
   }
   ~float_mode() {
-    if ((saved_ & ~status) != wanted) _mm_setcsr(saved_);
+    if ((saved_ & ~status) == wanted) return;
+    asm volatile("" : : : "memory");
+    _mm_setcsr(saved_);
   }
 #elif defined(__aarch64__)
   float_mode() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    if (saved_ != wanted) asm volatile("msr fpcr, %0" : : "r"(wanted));
+    if (saved_ != wanted) asm volatile("msr fpcr, %0" : : "r"(wanted) : "memory");
   }
   ~float_mode() {
-    if (saved_ != wanted) asm volatile("msr fpcr, %0" : : "r"(saved_));
+    if (saved_ != wanted) asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory");
   }
 #else
 #error "ordo: no floating-point mode for this processor; add it to arith/float_mode.hpp"
 #endif
   float_mode(const float_mode&) = delete;
   float_mode& operator=(const float_mode&) = delete;
+
+  /// `x`, which has been computed before this mode may end.
+  ORDO_FORCE_FUNCTION float pinned(float x) const {
+#if !defined(__CUDA_ARCH__)
+    asm volatile("" : "+m"(x));
+#endif
+    return x;
+  }
 
  private:
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)

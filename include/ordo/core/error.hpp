@@ -4,8 +4,10 @@
 /// \file
 /// The one exception type of the library.
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ordo {
 
@@ -17,8 +19,20 @@ class error : public std::runtime_error {
       : std::runtime_error(where + ": " + what + (remedy.empty() ? "" : "; " + remedy)) {}
 };
 
+/// Thrown where two digests that must be equal differ: not a failure to check, but its outcome.
+class mismatch : public error {
+ public:
+  mismatch(const std::string& where, const std::string& what, std::uint64_t step_of,
+           std::string expected_root, std::string found_root)
+      : error(where, what + ": expected " + expected_root + ", found " + found_root), step(step_of),
+        expected(std::move(expected_root)), found(std::move(found_root)) {}
+
+  std::uint64_t step;           ///< the step in whose record or state they differ
+  std::string expected, found;  ///< hexadecimal
+};
+
 /// Throws `error(where, what, remedy)` unless `condition` holds.
-inline void require(bool condition, const char* where, const std::string& what,
+inline void require(bool condition, const std::string& where, const std::string& what,
                     const std::string& remedy = {}) {
   if (!condition) throw error(where, what, remedy);
 }

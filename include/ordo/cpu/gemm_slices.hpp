@@ -9,18 +9,13 @@
 #include <cstring>
 
 #include <ordo/core/execution.hpp>
+#include <ordo/cpu/int8_avx2.hpp>
 #include <ordo/cpu/int8_avx512.hpp>
+#include <ordo/cpu/int8_slices.hpp>
 #include <ordo/cpu/isa.hpp>
 #include <ordo/cpu/scratch.hpp>
 
 namespace ordo::cpu {
-
-/// The slices of a matrix of int8, rows `stride` bytes apart.
-template <int S>
-struct int8_slices {
-  const std::int8_t* slice[S];
-  std::int64_t rows, columns, stride;
-};
 
 #if defined(ORDO_CPU_X86)
 namespace avx512 {
@@ -36,6 +31,7 @@ class slice_product {
   static constexpr std::int64_t k_bytes = 512;
   static constexpr std::size_t chunk_bytes = std::size_t{8} << 20;
   static constexpr int plane = block_rows * tile::columns;
+  static_assert(tile::columns <= most_piece);
 
  public:
   slice_product(const int8_slices<SA>& a, const int8_slices<SB>& b)
@@ -162,6 +158,9 @@ bool multiply_slices(const Space& space, const int8_slices<SA>& a, const int8_sl
   switch (active_isa()) {
     case isa::avx512:
       avx512::slice_product<SA, SB>(a, b).run(space, finish);
+      return true;
+    case isa::avx2:
+      avx2::multiply_slices(space, a, b, finish);
       return true;
     default:
       return false;

@@ -15,12 +15,8 @@
 #include <ordo/cpu/isa.hpp>
 
 #if defined(ORDO_CPU_X86)
-#include <immintrin.h>
-
+ORDO_INTRINSICS_BEGIN
 namespace ordo::cpu::avx512 {
-
-#define ORDO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-#define ORDO_AVX512_INLINE ORDO_AVX512 __attribute__((always_inline)) inline
 
 /// Shape of the register tile: `rows` x 16 * `vectors` outputs for SA x SB slices. Products of equal
 /// weight share an accumulator.
@@ -100,22 +96,14 @@ ORDO_AVX512 inline std::int32_t start_of_row(const std::int8_t* a, std::int64_t 
   return -128 * _mm512_reduce_add_epi32(sum);
 }
 
-/// Where a tile reads A: rows of each slice, `stride` apart; the last `tail` entries of each row
-/// (k mod 4 of them, 0 for none) are read one by one.
-template <int SA>
-struct int8_rows {
-  const std::int8_t* slice[SA];
-  std::int64_t stride;
-};
+template <class T>
+using int8_sums = __m512i[T::weights][T::rows][T::vectors];
 
-template <int SA, int SB>
-using int8_sums =
-    __m512i[SA + SB - 1][int8_tile<SA, SB>::rows][int8_tile<SA, SB>::vectors];
-
-/// Four k of the tile: `word(i, r)` are four entries of slice i of row r.
+/// Adds the products of k .. k + 3 to the tile.
 template <int SA, int SB, class T = int8_tile<SA, SB>>
-ORDO_AVX512_INLINE void int8_group(int8_sums<SA, SB>& sum, const std::int8_t* const (&row)[SA][T::rows],
-                                   std::int64_t k, const std::uint8_t* b) {
+ORDO_AVX512_INLINE void int8_group(int8_sums<T>& sum,
+                                   const std::int8_t* const (&row)[SA][T::rows], std::int64_t k,
+                                   const std::uint8_t* b) {
   __m512i y[SB][T::vectors];
 #pragma GCC unroll 4
   for (int j = 0; j < SB; ++j)
@@ -142,7 +130,7 @@ ORDO_AVX512_INLINE void int8_group(int8_sums<SA, SB>& sum, const std::int8_t* co
 template <int SA, int SB, class T = int8_tile<SA, SB>>
 ORDO_AVX512 void int8_kernel(std::int64_t groups, const std::int8_t* const (&row)[SA][T::rows],
                              const std::uint8_t* b, std::int32_t* c, std::int64_t plane) {
-  int8_sums<SA, SB> sum;
+  int8_sums<T> sum;
 #pragma GCC unroll 8
   for (int w = 0; w < T::weights; ++w)
 #pragma GCC unroll 8
@@ -150,7 +138,8 @@ ORDO_AVX512 void int8_kernel(std::int64_t groups, const std::int8_t* const (&row
 #pragma GCC unroll 4
       for (int v = 0; v < T::vectors; ++v)
         sum[w][r][v] = _mm512_load_si512(c + w * plane + r * T::columns + v * 16);
-  for (std::int64_t g = 0; g < groups; ++g) int8_group<SA, SB>(sum, row, 4 * g, b + g * T::group_bytes);
+  for (std::int64_t g = 0; g < groups; ++g)
+    int8_group<SA, SB>(sum, row, 4 * g, b + g * T::group_bytes);
 #pragma GCC unroll 8
   for (int w = 0; w < T::weights; ++w)
 #pragma GCC unroll 8
@@ -161,4 +150,5 @@ ORDO_AVX512 void int8_kernel(std::int64_t groups, const std::int8_t* const (&row
 }
 
 }  // namespace ordo::cpu::avx512
+ORDO_INTRINSICS_END
 #endif

@@ -10,6 +10,23 @@
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define ORDO_CPU_X86 1
+#include <immintrin.h>
+/// Functions compiled for an instruction set that the rest of the program does not need.
+#define ORDO_AVX2 __attribute__((target("avx2")))
+#define ORDO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+/// Parts of such functions.
+#define ORDO_AVX512_INLINE ORDO_AVX512 __attribute__((always_inline)) inline
+/// Around code that uses intrinsics: gcc 12 takes its own undefined operands for uninitialised ones.
+#if defined(__clang__)
+#define ORDO_INTRINSICS_BEGIN
+#define ORDO_INTRINSICS_END
+#else
+#define ORDO_INTRINSICS_BEGIN                                     \
+  _Pragma("GCC diagnostic push")                                  \
+  _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")           \
+  _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
+#define ORDO_INTRINSICS_END _Pragma("GCC diagnostic pop")
+#endif
 #endif
 
 namespace ordo::cpu {

@@ -10,6 +10,7 @@
 #include <ordo/arith/bf16.hpp>
 #include <ordo/arith/value.hpp>
 #include <ordo/core/execution.hpp>
+#include <ordo/cpu/gemm_f32.hpp>
 #include <ordo/linalg/contraction.hpp>
 #include <ordo/linalg/sliced.hpp>
 #include <ordo/order/policies.hpp>
@@ -34,17 +35,20 @@ ORDO_FORCE_FUNCTION float gemm_product(TA a, TB b) {
     return arith::mul(arith::to_f32(a), arith::to_f32(b));
 }
 
+template <class T, class View>
+cpu::real_rows<T> rows_of(const View& x) {
+  return {x.data(), extent(x, 0), extent(x, 1), static_cast<std::int64_t>(x.stride(0))};
+}
+
 /// Plain loops on any execution space: a work item is a piece of one row.
 template <int W, execution_space Space, class TA, class TB, class Epilogue>
 void gemm_f32_plain(const Space& space, matrix_view<const TA, Space> a,
                     matrix_view<const TB, Space> b, const Epilogue& epilogue) {
   constexpr int piece = 16;
-  const std::int64_t n_total = static_cast<std::int64_t>(b.extent(0));
-  const std::int64_t k_total = static_cast<std::int64_t>(a.extent(1));
+  const std::int64_t n_total = extent(b, 0), k_total = extent(a, 1);
   const std::int64_t pieces = (n_total + piece - 1) / piece;
   for_each(
-      space, "ordo::gemm_f32::dot", static_cast<std::int64_t>(a.extent(0)) * pieces,
-      KOKKOS_LAMBDA(std::int64_t item) {
+      space, "ordo::gemm_f32::dot", extent(a, 0) * pieces, KOKKOS_LAMBDA(std::int64_t item) {
         const std::int64_t m = item / pieces, n0 = item % pieces * piece;
         const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
         float c[piece];
@@ -86,7 +90,11 @@ void gemm_f32(const Space& space, Order, const A& a, const B& b, const Epilogue&
   const matrix_view<const TA, Space> left(a);
   const matrix_view<const TB, Space> right(b);
   detail::require_contraction("ordo::gemm_f32", left, right, detail::unbounded_k);
-  detail::gemm_f32_plain<lanes, Space, TA, TB>(space, left, right, epilogue);
+  if constexpr (detail::on_host<Space>)
+    cpu::multiply_f32(space, detail::rows_of<TA>(left), detail::rows_of<TB>(right), lanes,
+                      epilogue);
+  else
+    detail::gemm_f32_plain<lanes, Space, TA, TB>(space, left, right, epilogue);
 }
 
 /// As above, into a matrix C of M x N.

@@ -25,22 +25,17 @@ template <execution_space Space, class Epilogue>
 void gemm_int8_plain(const Space& space, matrix_view<const std::int8_t, Space> a,
                      matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
   constexpr int piece = 16;
-  const std::int64_t n_total = static_cast<std::int64_t>(b.extent(0));
-  const std::int64_t k_total = static_cast<std::int64_t>(a.extent(1));
+  const std::int64_t n_total = extent(b, 0), k_total = extent(a, 1);
+  const auto a_stride = static_cast<std::int64_t>(a.stride(0));
+  const auto b_stride = static_cast<std::int64_t>(b.stride(0));
   const std::int64_t pieces = (n_total + piece - 1) / piece;
   for_each(
-      space, "ordo::gemm_int8::dot", static_cast<std::int64_t>(a.extent(0)) * pieces,
-      KOKKOS_LAMBDA(std::int64_t item) {
+      space, "ordo::gemm_int8::dot", extent(a, 0) * pieces, KOKKOS_LAMBDA(std::int64_t item) {
         const std::int64_t m = item / pieces, n0 = item % pieces * piece;
         const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
         std::int32_t c[piece];
-        for (int j = 0; j < count; ++j) {
-          const std::int8_t* ORDO_RESTRICT x = &a(m, 0);
-          const std::int8_t* ORDO_RESTRICT y = &b(n0 + j, 0);
-          std::int32_t sum = 0;
-          for (std::int64_t k = 0; k < k_total; ++k) sum += std::int32_t{x[k]} * y[k];
-          c[j] = sum;
-        }
+        for (int j = 0; j < count; ++j)
+          c[j] = dot_int8(a.data() + m * a_stride, b.data() + (n0 + j) * b_stride, k_total);
         epilogue(m, n0, count, static_cast<const std::int32_t*>(c));
       });
 }
@@ -52,9 +47,8 @@ bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
 #if defined(ORDO_CPU_X86)
   if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
     const auto slices = [](const auto& x) {
-      return cpu::int8_slices<1>{{x.data()}, static_cast<std::int64_t>(x.extent(0)),
-                                 static_cast<std::int64_t>(x.extent(1)),
-                                 static_cast<std::int64_t>(x.stride(0))};
+      return cpu::int8_slices<1>{
+          {x.data()}, extent(x, 0), extent(x, 1), static_cast<std::int64_t>(x.stride(0))};
     };
     return cpu::multiply_slices(
         space, slices(a), slices(b),

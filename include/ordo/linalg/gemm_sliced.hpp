@@ -10,6 +10,8 @@
 
 #include <ordo/arith/value.hpp>
 #include <ordo/core/execution.hpp>
+#include <ordo/cpu/gemm_slices.hpp>
+#include <ordo/cpu/sliced_avx512.hpp>
 #include <ordo/linalg/contraction.hpp>
 #include <ordo/linalg/sliced.hpp>
 
@@ -67,17 +69,62 @@ void gemm_sliced_plain(const Space& space, const sliced_matrix<A, Space>& a,
         for (int column = 0; column < count; ++column) {
           std::int32_t sum[weights] = {};
           for (int i = 0; i < A; ++i)
-            for (int j = 0; j < B; ++j) {
-              const std::int8_t* ORDO_RESTRICT x = a.slice[i].data() + m * k_total;
-              const std::int8_t* ORDO_RESTRICT y = b.slice[j].data() + (n0 + column) * k_total;
-              for (std::int64_t k = 0; k < k_total; ++k) sum[i + j] += std::int32_t{x[k]} * y[k];
-            }
+            for (int j = 0; j < B; ++j)
+              sum[i + j] += dot_int8(a.slice[i].data() + m * k_total,
+                                     b.slice[j].data() + (n0 + column) * k_total, k_total);
           std::int64_t v = 0;
           for (int w = weights - 1; w >= 0; --w) v = v * 128 + sum[w];
           c[column] = sliced_value(v, a.shift(m), b.shift(n0 + column));
         }
         epilogue(m, n0, count, static_cast<const float*>(c));
       });
+}
+
+#if defined(ORDO_CPU_X86)
+/// Rounds and scales one piece of a row, and hands it on.
+template <int Weights, class Epilogue>
+struct round_piece {
+  const std::int32_t* a_shift;
+  const std::int32_t* b_shift;
+  const Epilogue& epilogue;
+
+  void operator()(std::int64_t m, std::int64_t n0, int count, const std::int32_t* sums,
+                  std::int64_t plane) const {
+    alignas(64) float c[cpu::most_piece];
+    if (cpu::active_isa() == cpu::isa::avx512) {
+      cpu::avx512::round_sums<Weights>(sums, plane, count, a_shift[m], b_shift + n0,
+                                       sliced_non_finite, c);
+    } else {
+      for (int j = 0; j < count; ++j) {
+        std::int64_t v = 0;
+        for (int w = Weights - 1; w >= 0; --w) v = v * 128 + sums[w * plane + j];
+        c[j] = sliced_value(v, a_shift[m], b_shift[n0 + j]);
+      }
+    }
+    epilogue(m, n0, count, static_cast<const float*>(c));
+  }
+};
+#endif
+
+/// On the host: with the instructions this processor has. False if there is only the plain way.
+template <int A, int B, execution_space Space, class Epilogue>
+bool gemm_sliced_host(const Space& space, const sliced_matrix<A, Space>& a,
+                      const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
+#if defined(ORDO_CPU_X86)
+  if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
+    const auto slices = [](const auto& x) {
+      cpu::int8_slices<std::remove_cvref_t<decltype(x)>::slices> out{
+          {}, x.rows(), x.columns(), x.columns()};
+      for (int i = 0; i < std::remove_cvref_t<decltype(x)>::slices; ++i)
+        out.slice[i] = x.slice[i].data();
+      return out;
+    };
+    return cpu::multiply_slices(
+        space, slices(a), slices(b),
+        round_piece<A + B - 1, Epilogue>{a.shift.data(), b.shift.data(), epilogue});
+  }
+#endif
+  return false;
 }
 
 }  // namespace detail
@@ -108,7 +155,8 @@ void gemm_sliced(const Space& space, Sliced<A, B>, const sliced_matrix<A, Space>
                  const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
   detail::require_contraction("ordo::gemm_sliced", a.rows(), a.columns(), b.rows(), b.columns(),
                               gemm_sliced_max_k<A, B>);
-  detail::gemm_sliced_plain(space, a, b, epilogue);
+  if (!detail::gemm_sliced_host(space, a, b, epilogue))
+    detail::gemm_sliced_plain(space, a, b, epilogue);
 }
 
 /// As above, into a matrix C of M x N.

@@ -4,6 +4,7 @@
 /// \file
 /// Rows as fixed-point integers, cut into int8 slices.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -14,6 +15,8 @@
 #include <ordo/arith/value.hpp>
 #include <ordo/core/error.hpp>
 #include <ordo/core/execution.hpp>
+#include <ordo/cpu/isa.hpp>
+#include <ordo/cpu/sliced_avx512.hpp>
 
 namespace ordo {
 
@@ -34,6 +37,7 @@ inline constexpr std::int32_t sliced_min_shift = -100, sliced_max_shift = 150;
 template <int Slices, class Space>
 struct sliced_matrix {
   static_assert(Slices == 2 || Slices == 3, "ordo::sliced_matrix: two or three slices exist");
+  static constexpr int slices = Slices;
   using memory_space = typename Space::memory_space;
 
   Kokkos::View<std::int8_t**, Kokkos::LayoutRight, memory_space> slice[Slices];
@@ -130,15 +134,67 @@ void slice_columns_plain(const Space& space, matrix_view<const T, Space> x, std:
       });
 }
 
+#if defined(ORDO_CPU_X86)
+template <int Slices, execution_space Space, class T>
+void slice_rows_avx512(const Space& space, matrix_view<const T, Space> x,
+                       const sliced_matrix<Slices, Space>& out) {
+  const auto n = static_cast<std::int64_t>(x.extent(1));
+  const auto stride = static_cast<std::int64_t>(x.stride(0));
+  for_blocks(space, "ordo::slice_rows::rows", out.rows(), 1 + (1 << 15) / (n + 1),
+             [&](std::int64_t begin, std::int64_t end) {
+               for (std::int64_t r = begin; r < end; ++r) {
+                 const T* row = x.data() + r * stride;
+                 const float amax = arith::from_bits(cpu::avx512::largest_magnitude(row, n));
+                 const std::int32_t shift = alignment<Slices>(arith::flush(amax));
+                 out.shift(static_cast<std::size_t>(r)) = shift;
+                 std::int8_t* digit[Slices];
+                 for (int i = 0; i < Slices; ++i) {
+                   digit[i] = out.slice[i].data() + r * n;
+                   if (shift == sliced_non_finite) std::fill_n(digit[i], n, std::int8_t{0});
+                 }
+                 if (shift != sliced_non_finite)
+                   cpu::avx512::slice_row<Slices>(row, n, shift, sliced_limit<Slices>, digit);
+               }
+             });
+}
+
+template <int Slices, execution_space Space, class T>
+void slice_columns_avx512(const Space& space, matrix_view<const T, Space> x, std::int64_t r0,
+                          std::int64_t r1, const sliced_matrix<Slices, Space>& out) {
+  const auto stride = static_cast<std::int64_t>(x.stride(0));
+  for_blocks(space, "ordo::slice_columns::columns", out.rows(), 16,
+             [&](std::int64_t begin, std::int64_t end) {
+               const int columns = static_cast<int>(end - begin);
+               const T* top = x.data() + r0 * stride + begin;
+               std::uint32_t amax[16];
+               cpu::avx512::largest_of_columns(top, stride, r1 - r0, (1u << columns) - 1u, amax);
+               float factors[2][16] = {};
+               for (int c = 0; c < columns; ++c) {
+                 const std::int32_t shift =
+                     alignment<Slices>(arith::flush(arith::from_bits(amax[c])));
+                 out.shift(static_cast<std::size_t>(begin + c)) = shift;
+                 if (shift == sliced_non_finite) continue;
+                 const auto power = cpu::avx512::powers_of(shift);
+                 factors[0][c] = power.first;
+                 factors[1][c] = power.second;
+               }
+               std::int8_t* digit[Slices];
+               for (int i = 0; i < Slices; ++i) digit[i] = out.slice[i].data() + begin * (r1 - r0);
+               cpu::avx512::slice_column_block<Slices>(top, stride, r1 - r0, columns, factors,
+                                                       sliced_limit<Slices>, digit, r1 - r0);
+             });
+}
+#endif
+
+template <class Space>
+inline constexpr bool on_host = std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>;
+
 /// float and bf16: what can be sliced and multiplied.
 template <class View>
 concept real_matrix =
     Kokkos::is_view<View>::value &&
     (std::is_same_v<std::remove_cv_t<typename View::value_type>, float> ||
      std::is_same_v<std::remove_cv_t<typename View::value_type>, bf16>);
-
-template <class View, class Space>
-using const_matrix = matrix_view<const std::remove_cv_t<typename View::value_type>, Space>;
 
 }  // namespace detail
 
@@ -153,9 +209,15 @@ using const_matrix = matrix_view<const std::remove_cv_t<typename View::value_typ
 /// Error: |entry - v / 2^s| <= 2^-(s + 1), at most 2^-14 (2^-21) of the row's largest magnitude.
 template <int Slices, execution_space Space, detail::real_matrix View>
 void slice_rows(const Space& space, const View& x, sliced_matrix<Slices, Space>& out) {
-  const detail::const_matrix<View, Space> in(x);
+  using T = std::remove_cv_t<typename View::value_type>;
+  const matrix_view<const T, Space> in(x);
   out.resize(static_cast<std::int64_t>(in.extent(0)), static_cast<std::int64_t>(in.extent(1)));
-  detail::slice_rows_plain<Slices>(space, in, out);
+#if defined(ORDO_CPU_X86)
+  if constexpr (detail::on_host<Space>)
+    if (cpu::active_isa() == cpu::isa::avx512)
+      return detail::slice_rows_avx512<Slices, Space, T>(space, in, out);
+#endif
+  detail::slice_rows_plain<Slices, Space, T>(space, in, out);
 }
 
 /// Aligns each column of the rows [r0, r1) of `x` and cuts it into slices: `slice_rows` of the
@@ -165,14 +227,20 @@ void slice_rows(const Space& space, const View& x, sliced_matrix<Slices, Space>&
 template <int Slices, execution_space Space, detail::real_matrix View>
 void slice_columns(const Space& space, const View& x, std::int64_t r0, std::int64_t r1,
                    sliced_matrix<Slices, Space>& out) {
-  const detail::const_matrix<View, Space> in(x);
+  using T = std::remove_cv_t<typename View::value_type>;
+  const matrix_view<const T, Space> in(x);
   const auto rows = static_cast<std::int64_t>(in.extent(0));
   require(0 <= r0 && r0 <= r1 && r1 <= rows, "ordo::slice_columns",
           "rows " + std::to_string(r0) + " to " + std::to_string(r1) + " of a matrix of " +
               shape(in.extent(0), in.extent(1)),
           "the range must lie within the matrix");
   out.resize(static_cast<std::int64_t>(in.extent(1)), r1 - r0);
-  detail::slice_columns_plain<Slices>(space, in, r0, r1, out);
+#if defined(ORDO_CPU_X86)
+  if constexpr (detail::on_host<Space>)
+    if (cpu::active_isa() == cpu::isa::avx512)
+      return detail::slice_columns_avx512<Slices, Space, T>(space, in, r0, r1, out);
+#endif
+  detail::slice_columns_plain<Slices, Space, T>(space, in, r0, r1, out);
 }
 
 /// All rows of `x`.

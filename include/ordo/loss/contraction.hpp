@@ -33,27 +33,28 @@ matrix_view<T, Space> over(T* data, std::int64_t rows, std::int64_t columns) {
 /// Rows of fixed-point numbers of any shape that fits into the memory allocated once.
 template <int Slices, class Space>
 class sliced_operand {
- public:
+public:
   sliced_operand(std::int64_t rows, std::int64_t columns) { memory_.resize(rows, columns); }
 
   sliced_matrix<Slices, Space>& shaped(std::int64_t rows, std::int64_t columns) {
     const auto m = static_cast<std::size_t>(rows), k = static_cast<std::size_t>(columns);
     for (int i = 0; i < Slices; ++i) {
-      matrix_.slice[i] = std::remove_reference_t<decltype(memory_.slice[i])>(memory_.slice[i].data(), m, k);
+      matrix_.slice[i] =
+          std::remove_reference_t<decltype(memory_.slice[i])>(memory_.slice[i].data(), m, k);
     }
     matrix_.shift = decltype(memory_.shift)(memory_.shift.data(), m);
     return matrix_;
   }
   const sliced_matrix<Slices, Space>& matrix() const { return matrix_; }
 
- private:
+private:
   sliced_matrix<Slices, Space> memory_, matrix_;
 };
 
 /// Rows of numbers as they are.
 template <class T, class Space>
 class plain_operand {
- public:
+public:
   plain_operand(std::int64_t rows, std::int64_t columns)
       : memory_(uninitialized("ordo::cross_entropy::operand"),
                 static_cast<std::size_t>(rows * columns)) {}
@@ -63,7 +64,7 @@ class plain_operand {
   }
   matrix_view<const T, Space> matrix() const { return matrix_; }
 
- private:
+private:
   Kokkos::View<T*, Kokkos::LayoutRight, typename Space::memory_space> memory_;
   matrix_view<T, Space> matrix_;
 };
@@ -95,9 +96,9 @@ struct contraction<order::Lanes<W>, Space> {
 template <execution_space Space, class T, int Slices>
 void take_rows(const Space& space, matrix_view<const T, Space> x,
                sliced_operand<Slices, Space>& out) {
-  slice_rows(space, x,
-             out.shaped(static_cast<std::int64_t>(x.extent(0)),
-                        static_cast<std::int64_t>(x.extent(1))));
+  slice_rows(
+      space, x,
+      out.shaped(static_cast<std::int64_t>(x.extent(0)), static_cast<std::int64_t>(x.extent(1))));
 }
 
 /// The operand whose rows are the columns of rows [begin, end) of `x`.
@@ -110,15 +111,14 @@ void take_columns(const Space& space, matrix_view<const T, Space> x, std::int64_
 
 template <execution_space Space, class T>
 void take_rows(const Space& space, matrix_view<const T, Space> x, plain_operand<T, Space>& out) {
-  const auto columns = static_cast<std::int64_t>(x.extent(1));
   const auto rows = static_cast<std::int64_t>(x.extent(0));
-  const auto matrix = out.shaped(rows, columns);
-  ordo::detail::for_each(space, "ordo::cross_entropy::take_rows", rows,
-                         KOKKOS_LAMBDA(std::int64_t i) {
-                           for (std::int64_t j = 0; j < columns; ++j) {
-                             matrix(i, j) = x(i, j);
-                           }
-                         });
+  const auto matrix = out.shaped(rows, static_cast<std::int64_t>(x.extent(1)));
+  ordo::detail::for_each(
+      space, "ordo::cross_entropy::take_rows", rows, KOKKOS_LAMBDA(std::int64_t i) {
+        for (std::size_t j = 0; j < x.extent(1); ++j) {
+          matrix(i, j) = x(i, j);
+        }
+      });
 }
 
 template <execution_space Space, class T>
@@ -126,12 +126,44 @@ void take_columns(const Space& space, matrix_view<const T, Space> x, std::int64_
                   std::int64_t end, plain_operand<T, Space>& out) {
   const auto columns = static_cast<std::int64_t>(x.extent(1));
   const auto matrix = out.shaped(columns, end - begin);
-  ordo::detail::for_each(space, "ordo::cross_entropy::take_columns", columns,
-                         KOKKOS_LAMBDA(std::int64_t j) {
-                           for (std::int64_t i = begin; i < end; ++i) {
-                             matrix(j, i - begin) = x(i, j);
-                           }
-                         });
+  ordo::detail::for_each(
+      space, "ordo::cross_entropy::take_columns", columns, KOKKOS_LAMBDA(std::int64_t j) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          matrix(j, i - begin) = x(i, j);
+        }
+      });
+}
+
+/// Row i of `out` becomes x[0 ... n), as `slice_rows` would make it: for the thread that has the
+/// row in its cache.
+template <int Slices, class Space>
+ORDO_FORCE_FUNCTION void take_row(const float* ORDO_RESTRICT x, std::int64_t n,
+                                  const sliced_matrix<Slices, Space>& out, std::int64_t i) {
+  std::uint32_t largest = 0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    largest = ordo::detail::larger_magnitude(largest, x[j]);
+  }
+  const std::int32_t shift = ordo::detail::alignment<Slices>(arith::from_bits(largest));
+  out.shift(i) = shift;
+  std::int8_t* plane[Slices];
+  for (int s = 0; s < Slices; ++s) {
+    plane[s] = &out.slice[s](i, 0);
+  }
+  for (std::int64_t j = 0; j < n; ++j) {
+    std::int8_t digit[Slices];
+    ordo::detail::digits<Slices>(x[j], shift, digit);
+    for (int s = 0; s < Slices; ++s) {
+      plane[s][j] = digit[s];
+    }
+  }
+}
+
+template <class... Traits>
+ORDO_FORCE_FUNCTION void take_row(const float* x, std::int64_t n,
+                                  const Kokkos::View<float**, Traits...>& out, std::int64_t i) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    out(i, j) = x[j];
+  }
 }
 
 /// C[m, n] = sum over k of a[m, k] * b[n, k], handed to the epilogue piece by piece.

@@ -20,7 +20,7 @@ namespace ordo::loss {
 /// and no gradient depends on them. The bf16 weight itself is not copied and must stay.
 template <class Policy, execution_space Space>
 class head_weights {
- public:
+public:
   using weight_operand = typename detail::contraction<Policy, Space>::template right<bf16>;
 
   head_weights(std::int64_t vocabulary, std::int64_t width)
@@ -53,7 +53,7 @@ class head_weights {
     detail::take_columns(space, w, 0, vocabulary_, by_feature_);
   }
 
- private:
+private:
   weight_operand by_word_, by_feature_;
   matrix_view<const bf16, Space> words_;
   std::int64_t vocabulary_, width_;
@@ -69,8 +69,7 @@ void logits(const Space& space, Policy policy,
             const head_weights<Policy, Space>& head,
             std::type_identity_t<matrix_view<float, Space>> out) {
   const auto tokens = static_cast<std::int64_t>(h.extent(0));
-  require(static_cast<std::int64_t>(h.extent(1)) == head.width() &&
-              out.extent(0) == h.extent(0) &&
+  require(static_cast<std::int64_t>(h.extent(1)) == head.width() && out.extent(0) == h.extent(0) &&
               static_cast<std::int64_t>(out.extent(1)) == head.vocabulary(),
           "ordo::loss::logits",
           "hidden states " + shape(h.extent(0), h.extent(1)) + ", head " +
@@ -79,7 +78,8 @@ void logits(const Space& space, Policy policy,
           "out has a row for each token and a column for each word, padding excluded");
   typename detail::contraction<Policy, Space>::template left<bf16> rows(tokens, head.width());
   detail::take_rows(space, h, rows);
-  detail::multiply(space, policy, rows, head.by_word(), ordo::detail::store_piece<float, Space>{out});
+  detail::multiply(space, policy, rows, head.by_word(),
+                   ordo::detail::store_piece<float, Space>{out});
 }
 
 /// The word with the largest logit, the lowest of several; NaN is passed over, and 0 is returned

@@ -25,49 +25,56 @@ enum loss_total : int { whole, fraction, counted, damaged, first_bad_row, loss_t
 } // namespace detail
 
 /// Memory for micro-batches of at most `max_tokens` tokens under one head. Not for two calls at a
-/// time.
+/// time. Members other than the constructor are the working memory of cross_entropy.hpp.
 ///
-/// Cost: under Sliced<2, 2> 8 bytes per word and 6 per feature for each row of a chunk, 512 bytes
+/// Cost: under Sliced<2, 2>, 6 bytes per word and 4 per feature for each row of a chunk, and 512
 /// per word and feature.
 template <class Policy, execution_space Space>
-class loss_scratch {
-  using contraction = detail::contraction<Policy, Space>;
+struct loss_scratch {
+  template <class T>
+  using memory = Kokkos::View<T*, Kokkos::LayoutRight, typename Space::memory_space>;
+  template <class T>
+  using left = typename detail::contraction<Policy, Space>::template left<T>;
+  template <class T>
+  using right = typename detail::contraction<Policy, Space>::template right<T>;
 
- public:
-  /// `chunk_rows`: rows whose logits exist at one time, rounded up to whole blocks. Tuning: changes
-  /// no bit.
-  loss_scratch(std::int64_t max_tokens, std::int64_t vocabulary, std::int64_t width,
-               std::int64_t chunk_rows = block_rows)
-      : chunk_rows_(std::min(std::max<std::int64_t>(max_tokens, 1),
-                             (std::max<std::int64_t>(chunk_rows, 1) + block_rows - 1) /
-                                 block_rows * block_rows)),
-        max_tokens_(max_tokens), vocabulary_(vocabulary), width_(width),
-        hidden_by_row(chunk_rows_, width), probability_by_row(chunk_rows_, vocabulary),
-        probability_by_word(vocabulary, std::min(chunk_rows_, block_rows)),
-        hidden_by_feature(width, std::min(chunk_rows_, block_rows)),
-        hidden_(detail::uninitialized("ordo::cross_entropy::hidden"), chunk_rows_ * width),
-        logits_(detail::uninitialized("ordo::cross_entropy::logits"), chunk_rows_ * vocabulary),
-        factors(detail::uninitialized("ordo::cross_entropy::factors"), chunk_rows_),
+  std::int64_t max_tokens, vocabulary, width, chunk_rows;
+  left<bf16> hidden_by_row;
+  left<float> probability_by_row, probability_by_word;
+  right<bf16> hidden_by_feature;
+  memory<bf16> hidden_memory;
+  memory<float> logits_memory, factors;
+  memory<std::int64_t> totals;
+  typename memory<std::int64_t>::HostMirror host_totals;
+
+  /// `wanted_rows`: rows whose logits exist at one time, rounded up to whole blocks. Tuning:
+  /// changes no bit.
+  loss_scratch(std::int64_t max_tokens_, std::int64_t vocabulary_, std::int64_t width_,
+               std::int64_t wanted_rows = block_rows)
+      : max_tokens(max_tokens_), vocabulary(vocabulary_), width(width_),
+        chunk_rows(rows_of_chunk(max_tokens_, wanted_rows)), hidden_by_row(chunk_rows, width),
+        probability_by_row(chunk_rows, vocabulary),
+        probability_by_word(vocabulary, std::min(chunk_rows, block_rows)),
+        hidden_by_feature(width, std::min(chunk_rows, block_rows)),
+        hidden_memory(detail::uninitialized("ordo::cross_entropy::hidden"), size(width)),
+        logits_memory(detail::uninitialized("ordo::cross_entropy::logits"), size(vocabulary)),
+        factors(detail::uninitialized("ordo::cross_entropy::factors"), size(1)),
         totals("ordo::cross_entropy::totals", detail::loss_totals),
         host_totals(Kokkos::create_mirror_view(totals)) {}
 
-  std::int64_t chunk_rows() const { return chunk_rows_; }
-
-  /// Throws unless this is enough memory for `tokens` tokens and exactly that head.
-  void require_fit(std::int64_t tokens, std::int64_t vocabulary, std::int64_t width) const {
-    require(tokens <= max_tokens_ && vocabulary == vocabulary_ && width == width_,
-            "ordo::cross_entropy",
-            "scratch for " + shape(max_tokens_, vocabulary_, width_) +
-                " (tokens, words, features), the call has " + shape(tokens, vocabulary, width),
+  /// Throws unless this is enough memory for `tokens` tokens and made for that head.
+  void require_fit(std::int64_t tokens, std::int64_t words, std::int64_t features) const {
+    require(tokens <= max_tokens && words == vocabulary && features == width, "ordo::cross_entropy",
+            "scratch for " + shape(max_tokens, vocabulary, width) +
+                " (tokens, words, features), the call has " + shape(tokens, words, features),
             "construct loss_scratch for the largest micro-batch and this head");
   }
 
-  /// Row-major views of the chunk's rows.
   matrix_view<bf16, Space> hidden(std::int64_t rows) const {
-    return detail::over<Space>(hidden_.data(), rows, width_);
+    return detail::over<Space>(hidden_memory.data(), rows, width);
   }
   matrix_view<float, Space> logits(std::int64_t rows) const {
-    return detail::over<Space>(logits_.data(), rows, vocabulary_);
+    return detail::over<Space>(logits_memory.data(), rows, vocabulary);
   }
 
   void reset_totals() {
@@ -82,25 +89,14 @@ class loss_scratch {
     return host_totals(which);
   }
 
- private:
-  std::int64_t chunk_rows_, max_tokens_, vocabulary_, width_;
-
- public:
-  // Working memory of detail::*_chunk; no part of the interface.
-  typename contraction::template left<bf16> hidden_by_row;
-  typename contraction::template left<float> probability_by_row, probability_by_word;
-  typename contraction::template right<bf16> hidden_by_feature;
-
- private:
-  template <class T>
-  using memory = Kokkos::View<T*, Kokkos::LayoutRight, typename Space::memory_space>;
-  memory<bf16> hidden_;
-  memory<float> logits_;
-
- public:
-  memory<float> factors;
-  memory<std::int64_t> totals;
-  typename memory<std::int64_t>::HostMirror host_totals;
+private:
+  static std::int64_t rows_of_chunk(std::int64_t max_tokens_, std::int64_t wanted) {
+    const std::int64_t blocks = (std::max<std::int64_t>(wanted, 1) + block_rows - 1) / block_rows;
+    return std::min(std::max<std::int64_t>(max_tokens_, 1), blocks * block_rows);
+  }
+  std::size_t size(std::int64_t columns) const {
+    return static_cast<std::size_t>(chunk_rows * columns);
+  }
 };
 
 } // namespace ordo::loss

@@ -18,7 +18,7 @@ ORDO_FORCE_FUNCTION std::int32_t order_key(std::int32_t bits) {
 }
 
 /// The largest of n > 0 logits, or canonical NaN unless all of them are finite.
-ORDO_FUNCTION float row_largest(const float* row, std::int64_t n) {
+ORDO_FORCE_FUNCTION float row_largest(const float* row, std::int64_t n) {
   std::int32_t key = INT32_MIN, magnitude = 0;
   for (std::int64_t j = 0; j < n; ++j) {
     const auto b = static_cast<std::int32_t>(arith::bits(row[j]));
@@ -35,7 +35,7 @@ ORDO_FUNCTION float row_largest(const float* row, std::int64_t n) {
 ///
 /// Order: none, integers. n < 2^22 keeps the total below 2^62.
 template <bool Keep>
-ORDO_FUNCTION float exponentials(const float* row, float largest, std::int64_t n, float* u) {
+ORDO_FORCE_FUNCTION float exponentials(const float* row, float largest, std::int64_t n, float* u) {
   // u * 2^40 in two parts of 20 bits, so that 32-bit lanes hold the sums of a piece. The upper
   // part is truncated and even in units of the lower, so rounding the lower rounds the whole.
   constexpr std::int64_t piece = 1024;
@@ -67,7 +67,8 @@ struct partition {
 /// loss = (lse - logit at the label) + z * (lse * lse), each step rounded. All NaN if a logit of
 /// the row is not finite. With `Keep`, the exponentials replace the logits.
 template <bool Keep>
-ORDO_FUNCTION partition partition_row(float* row, std::int64_t n, std::int64_t label, float z) {
+ORDO_FORCE_FUNCTION partition partition_row(float* row, std::int64_t n, std::int64_t label,
+                                            float z) {
   const float largest = row_largest(row, n);
   if (arith::is_nan(largest)) {
     if constexpr (Keep) {

@@ -32,6 +32,16 @@ struct numerics {
 /// Blocks of queries and keys in attention. Part of the contract.
 using attention_blocks = nn::AttentionBlocks<64, 64>;
 
+namespace detail {
+
+/// The policy that a head was prepared for.
+template <class Policy, class Space>
+constexpr Policy policy_of(const loss::head_weights<Policy, Space>&) {
+  return {};
+}
+
+}  // namespace detail
+
 template <execution_space Space>
 using bf16_matrix = Kokkos::View<bf16**, Kokkos::LayoutRight, typename Space::memory_space>;
 template <execution_space Space>
@@ -108,13 +118,15 @@ class prepared_weights {
   }
   vector_view<const bf16, Space> vector_of(std::int64_t index) const {
     const tensor& t = tensors_[static_cast<std::size_t>(index)];
-    return {parameters_.data() + t.offset, static_cast<std::size_t>(t.size())};
+    return vector_view<const bf16, Space>(parameters_.data() + t.offset,
+                                          static_cast<std::size_t>(t.size()));
   }
   /// `rows` rows from tensor `index` on: one tensor, or a group of neighbours as one matrix.
   matrix_view<const bf16, Space> matrix_of(std::int64_t index, std::int64_t rows) const {
     const tensor& t = tensors_[static_cast<std::size_t>(index)];
-    return {parameters_.data() + t.offset, static_cast<std::size_t>(rows),
-            static_cast<std::size_t>(t.columns)};
+    return matrix_view<const bf16, Space>(parameters_.data() + t.offset,
+                                          static_cast<std::size_t>(rows),
+                                          static_cast<std::size_t>(t.columns));
   }
 
   config config_;
@@ -179,7 +191,7 @@ class workspace {
   tokens_view ids_, labels_;
   nn::embedding_positions<Space> positions_;
   nn::rope_table<Space> rope_;
-  nn::attention_scratch<Space> attention_scratch_;
+  nn::attention_scratch<Space, attention_blocks> attention_scratch_;
   nn::linear_scratch<Space> linear_scratch_;
   bf16_matrix<Space> embedded_, normalised_, final_entry_, normal_, branch_, activated_;
   bf16_matrix<Space> d_stream_, d_branch_, d_normal_, d_qkv_, d_attended_, d_gate_up_, d_activated_;

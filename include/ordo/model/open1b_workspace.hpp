@@ -16,13 +16,13 @@ workspace<Space>::workspace(const config& c, const numerics& n, std::int64_t bat
     : config_(c), numerics_(n), batch_(batch), length_(length), tokens_(batch * length),
       ids_("ordo::model::ids", static_cast<std::size_t>(tokens_)),
       labels_("ordo::model::labels", static_cast<std::size_t>(tokens_)),
-      positions_(tokens_, c.padded_vocabulary), rope_(length, c.head_dim, n.rope_theta),
+      positions_(tokens_, c.padded_vocabulary), rope_(n.rope_theta, c.head_dim, length),
       attention_scratch_(attention_shape_of(0)) {
-  const auto matrix = [&](const char* label, std::int64_t columns) {
+  const auto matrix = [&](const std::string& label, std::int64_t columns) {
     return bf16_matrix<Space>(label, static_cast<std::size_t>(tokens_),
                               static_cast<std::size_t>(columns));
   };
-  const auto vector = [&](const char* label) {
+  const auto vector = [&](const std::string& label) {
     return f32_vector<Space>(label, static_cast<std::size_t>(tokens_));
   };
   const std::int64_t d = c.hidden, attended = c.heads * c.head_dim, f = c.feed_forward;
@@ -59,9 +59,9 @@ workspace<Space>::workspace(const config& c, const numerics& n, std::int64_t bat
   d_activated_ = matrix("ordo::model::d_activated", f);
   embedding_inverse_rms_ = vector("ordo::model::embedding_inverse_rms");
   final_inverse_rms_ = vector("ordo::model::final_inverse_rms");
-  gain_partial_ = {"ordo::model::gain_partial",
+  gain_partial_ = decltype(gain_partial_)("ordo::model::gain_partial",
                    static_cast<std::size_t>((tokens_ + nn::gain_block - 1) / nn::gain_block),
-                   static_cast<std::size_t>(d)};
+                   static_cast<std::size_t>(d));
   if (n.linear == nn::linear_kind::int8) {
     sliced_scratch_ = std::make_unique<loss::loss_scratch<Sliced<2, 2>, Space>>(
         tokens_, c.vocabulary, c.hidden);
@@ -143,7 +143,8 @@ loss::loss_sum workspace<Space>::loss_of(const Space& space, const prepared_weig
   loss::options options;
   options.z_coefficient = numerics_.z_loss;
   weights.with_head([&](const auto& head) {
-    sum = loss::cross_entropy_forward(space, normalised_, head, labels_, options, scratch_of(head));
+    sum = loss::cross_entropy_forward(space, detail::policy_of(head), normalised_, head, labels_, {},
+                                      scratch_of(head), options);
   });
   return sum;
 }
@@ -173,8 +174,9 @@ loss::loss_sum workspace<Space>::forward_backward(const Space& space,
   options.token_scale = token_scale;
   options.z_coefficient = numerics_.z_loss;
   weights.with_head([&](const auto& head) {
-    sum = loss::cross_entropy_forward_backward(space, normalised_, head, labels_, options, d_normal_,
-                                               gradient_matrix(last + 1), scratch_of(head));
+    sum = loss::cross_entropy_forward_backward(space, detail::policy_of(head), normalised_, head, labels_,
+                                               d_normal_, gradient_matrix(last + 1),
+                                               scratch_of(head), options);
   });
   nn::rms_norm_backward(space, nn::row_order{}, d_normal_, final_entry_, weights.final_gain(),
                         final_inverse_rms_, {}, d_stream_, gradient_vector(last), gain_partial_);

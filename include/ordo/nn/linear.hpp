@@ -66,7 +66,7 @@ void linear_forward(const Space& space, order::Exact exact, int8_activations<Spa
           "ordo::nn::linear_forward",
           "y is " + shape(y.extent(0), y.extent(1)) + " but the product is " +
               shape(x.codes.extent(0), w.codes.extent(0)));
-  linalg::gemm_int8(space, exact, x.codes, matrix_view<const std::int8_t, Space>(w.codes),
+  gemm_int8(space, exact, x.codes, matrix_view<const std::int8_t, Space>(w.codes),
                     KOKKOS_LAMBDA(std::int64_t m, std::int64_t n0, int count,
                                   const std::int32_t* ORDO_RESTRICT c) {
                       bf16* ORDO_RESTRICT target = out + m * n + n0;
@@ -90,10 +90,10 @@ struct int8_gradient_scratch {
     const std::int64_t rows = quant::rotated_length(m), wide = quant::rotated_length(widest);
     const auto size = static_cast<std::size_t>(rows * wide);
     const auto scales = static_cast<std::size_t>(rows > wide ? rows : wide);
-    a = {"ordo::nn::gradient_scratch::a", size};
-    b = {"ordo::nn::gradient_scratch::b", size};
-    scale_a = {"ordo::nn::gradient_scratch::scale_a", scales};
-    scale_b = {"ordo::nn::gradient_scratch::scale_b", scales};
+    a = decltype(a)("ordo::nn::gradient_scratch::a", size);
+    b = decltype(b)("ordo::nn::gradient_scratch::b", size);
+    scale_a = decltype(scale_a)("ordo::nn::gradient_scratch::scale_a", scales);
+    scale_b = decltype(scale_b)("ordo::nn::gradient_scratch::scale_b", scales);
   }
 };
 
@@ -115,7 +115,7 @@ void linear_input_gradient(const Space& space, order::Exact exact, matrix_view<c
   const float* const scale_y = scale.data();
   bf16* const out = dx.data();
   const std::int64_t k = static_cast<std::int64_t>(dx.extent(1));
-  linalg::gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(codes),
+  gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(codes),
                     matrix_view<const std::int8_t, Space>(w.rotated),
                     KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
                                   const std::int32_t* ORDO_RESTRICT c) {
@@ -128,7 +128,8 @@ void linear_input_gradient(const Space& space, order::Exact exact, matrix_view<c
                     });
 }
 
-/// dW = dy^T x: int8 after a rotation along the tokens, masked where |w| exceeds 127 steps.
+/// dW = dy^T x: int8 after a rotation along the tokens, masked (straight-through) where the clamp changed
+/// the weight's code, that is where the nearest integer of |w| / step exceeds 127.
 ///
 /// Shape: dy [m, n] bf16, x [m, k] codes, w [n, k] bf16, dw [n, k] binary32, overwritten.
 /// Order: Exact.
@@ -151,7 +152,7 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
   const float* const sa = scale_a.data();
   const float* const sb = scale_b.data();
   const std::int64_t width = static_cast<std::int64_t>(k);
-  linalg::gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(a),
+  gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(a),
                     matrix_view<const std::int8_t, Space>(b),
                     KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
                                   const std::int32_t* ORDO_RESTRICT c) {
@@ -162,7 +163,7 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
                         const float g = arith::mul(arith::from_int(c[j]),
                                                    arith::mul(common, sb[k0 + j]));
                         const float code = arith::abs(arith::mul(arith::to_f32(row[j]), inverse));
-                        target[j] = code > 127.0f ? 0.0f : g;
+                        target[j] = code >= 127.5f ? 0.0f : g;
                       }
                     });
 }

@@ -48,7 +48,7 @@ struct store_bf16 {
 template <execution_space Space, class Order>
 void linear_forward(const Space& space, Order order, matrix_view<const bf16, Space> x,
                     const binary32_weights<Space>& w, matrix_view<bf16, Space> y) {
-  linalg::gemm_f32<Space, Order, bf16, bf16>(
+  gemm_f32(
       space, order, x, w.weights,
       detail::store_bf16<float>{y.data(), static_cast<std::int64_t>(y.extent(1))});
 }
@@ -59,7 +59,7 @@ void linear_forward(const Space& space, Order order, matrix_view<const bf16, Spa
 template <execution_space Space, class Order>
 void linear_input_gradient(const Space& space, Order order, matrix_view<const bf16, Space> dy,
                            const binary32_weights<Space>& w, matrix_view<bf16, Space> dx) {
-  linalg::gemm_f32<Space, Order, bf16, bf16>(
+  gemm_f32(
       space, order, dy, matrix_view<const bf16, Space>(w.transposed),
       detail::store_bf16<float>{dx.data(), static_cast<std::int64_t>(dx.extent(1))});
 }
@@ -75,7 +75,7 @@ void linear_weight_gradient(const Space& space, Order order, matrix_view<const b
   transpose<bf16>(space, x, scratch_x);
   float* const out = dw.data();
   const std::int64_t width = static_cast<std::int64_t>(dw.extent(1));
-  linalg::gemm_f32<Space, Order, bf16, bf16>(
+  gemm_f32(
       space, order, matrix_view<const bf16, Space>(scratch_y),
       matrix_view<const bf16, Space>(scratch_x),
       KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count, const float* c) {

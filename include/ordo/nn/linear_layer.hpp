@@ -29,10 +29,10 @@ struct linear_input {
   linear_input(linear_kind kind, std::int64_t m, std::int64_t k) {
     const auto rows = static_cast<std::size_t>(m), columns = static_cast<std::size_t>(k);
     if (kind == linear_kind::int8) {
-      codes = {"ordo::nn::linear_input::codes", rows, columns};
-      step = {"ordo::nn::linear_input::step", 1};
+      codes = decltype(codes)("ordo::nn::linear_input::codes", rows, columns);
+      step = decltype(step)("ordo::nn::linear_input::step", 1);
     } else {
-      copy = {"ordo::nn::linear_input::copy", rows, columns};
+      copy = decltype(copy)("ordo::nn::linear_input::copy", rows, columns);
     }
   }
 };
@@ -52,8 +52,8 @@ struct linear_scratch {
       rotated = int8_gradient_scratch<Space>(m, widest);
     } else {
       const auto size = static_cast<std::size_t>(m * widest);
-      transposed_dy = {"ordo::nn::linear_scratch::transposed_dy", size};
-      transposed_x = {"ordo::nn::linear_scratch::transposed_x", size};
+      transposed_dy = decltype(transposed_dy)("ordo::nn::linear_scratch::transposed_dy", size);
+      transposed_x = decltype(transposed_x)("ordo::nn::linear_scratch::transposed_x", size);
     }
   }
 };

@@ -42,23 +42,56 @@ ORDO_FUNCTION float sum(Lanes<W>, std::int64_t n, const Load& load) {
   return join_lanes(lane);
 }
 
-/// The same by order::Tree. Element i closes as many pairs as i + 1 has trailing zero bits, so a
-/// stack of one partial sum for each bit of n holds the open blocks, largest at the bottom.
+/// The open blocks of an order::Tree sum whose leaves arrive in ascending order.
+///
+/// After `count` leaves there is one open block for each bit set in count, largest first. A leaf may
+/// itself be the sum of a power-of-two block, the same power for all leaves of one object.
+class tree_fold {
+ public:
+  /// Adds the next leaf; closes as many pairs as the new count has trailing zero bits.
+  ORDO_FUNCTION void push(float leaf) {
+    ++count_;
+    for (std::uint64_t closed = count_; closed % 2 == 0; closed /= 2) {
+      leaf = arith::add(open_[--depth_], leaf);
+    }
+    open_[depth_++] = leaf;
+  }
+
+  /// The open blocks folded from the left; +0 if there are none.
+  ORDO_FUNCTION float result() const { return result(tree_fold{}); }
+
+  /// The same, continued by the open blocks of `rest`, all of which are smaller.
+  ORDO_FUNCTION float result(const tree_fold& rest) const {
+    const int blocks = depth_ + rest.depth_;
+    if (blocks == 0) return 0.0f;
+    float total = block(0, rest);
+    for (int i = 1; i < blocks; ++i) total = arith::add(total, block(i, rest));
+    return total;
+  }
+
+ private:
+  ORDO_FUNCTION float block(int i, const tree_fold& rest) const {
+    return i < depth_ ? open_[i] : rest.open_[i - depth_];
+  }
+  float open_[64] = {};
+  int depth_ = 0;
+  std::uint64_t count_ = 0;
+};
+
+/// The same by order::Tree. Blocks of 32 are joined at once, which compilers vectorize; the rest one
+/// by one.
 template <class Load>
 ORDO_FUNCTION float sum(Tree, std::int64_t n, const Load& load) {
-  if (n <= 0) return 0.0f;
-  float open[64];
-  int depth = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    float block = load(i);
-    for (std::int64_t closed = i + 1; closed % 2 == 0; closed /= 2) {
-      block = arith::add(open[--depth], block);
-    }
-    open[depth++] = block;
+  constexpr int leaf = 32;
+  tree_fold leaves, rest;
+  const std::int64_t whole = n - n % leaf;
+  for (std::int64_t i = 0; i < whole; i += leaf) {
+    float pair[leaf];
+    for (int j = 0; j < leaf; ++j) pair[j] = load(i + j);
+    leaves.push(join_lanes(pair));
   }
-  float total = open[0];
-  for (int level = 1; level < depth; ++level) total = arith::add(total, open[level]);
-  return total;
+  for (std::int64_t i = whole; i < n; ++i) rest.push(load(i));
+  return leaves.result(rest);
 }
 
 }  // namespace ordo::order

@@ -113,6 +113,117 @@ void rotate_rows(const Space& space, matrix_view<const bf16, Space> x,
       });
 }
 
+namespace detail {
+
+/// `Width` neighbouring columns of x [m, columns] from column c0 on, as one work item rotates them.
+template <class T, int Width>
+struct column_slab {
+  static constexpr int lanes = 32;
+  static constexpr bool integers = sizeof(T) == 1;
+
+  const T* in;  ///< x[0][c0]
+  std::int64_t m, columns;
+  int width;  ///< Width, or fewer columns at the right edge
+  std::uint32_t largest[lanes] = {};
+  std::int32_t top[lanes] = {};
+  float low[lanes] = {}, high[lanes] = {};
+  int shift[lanes] = {};
+  alignas(64) std::int32_t tile[rotation_block * lanes];
+
+  ORDO_FUNCTION column_slab(const T* x, std::int64_t rows, std::int64_t stride, int used)
+      : in(x), m(rows), columns(stride), width(used) {}
+
+  ORDO_FORCE_FUNCTION int used() const { return Width == lanes ? lanes : width; }
+
+  ORDO_FUNCTION void align() {
+    if constexpr (!integers) {
+      alignas(64) std::uint16_t most[lanes] = {};
+      for (std::int64_t i = 0; i < m; ++i) {
+        const T* ORDO_RESTRICT source = in + i * columns;
+        for (int j = 0; j < used(); ++j) {
+          const std::uint16_t u = source[j].bits & 0x7fffu;
+          most[j] = u > most[j] ? u : most[j];
+        }
+      }
+      for (int j = 0; j < lanes; ++j) {
+        largest[j] = arith::bits(arith::to_f32(bf16{most[j]}));
+      }
+      for (int j = 0; j < lanes; ++j) {
+        shift[j] = alignment_shift(largest[j], rotation_limit);
+        low[j] = arith::pow2(shift[j] / 2);
+        high[j] = arith::pow2(shift[j] - shift[j] / 2);
+      }
+    }
+  }
+
+  /// Fills the tile with rows [i0, i0 + 256) and rotates it along them.
+  ORDO_FUNCTION void rotate(std::int64_t i0) {
+    const int count = static_cast<int>(m - i0 < rotation_block ? m - i0 : rotation_block);
+    for (int i = 0; i < count; ++i) {
+      const T* ORDO_RESTRICT source = in + (i0 + i) * columns;
+      std::int32_t* ORDO_RESTRICT line = tile + i * lanes;
+      for (int j = 0; j < used(); ++j) {
+        if constexpr (integers) {
+          line[j] = source[j];
+        } else {
+          const float aligned = arith::mul(arith::mul(arith::to_f32(source[j]), low[j]), high[j]);
+          line[j] = arith::to_int(aligned, rotation_limit);
+        }
+      }
+      for (int j = used(); j < lanes; ++j) line[j] = 0;
+    }
+    for (int i = count * lanes; i < rotation_block * lanes; ++i) tile[i] = 0;
+    hadamard_columns<lanes>(tile);
+  }
+
+  ORDO_FUNCTION void measure() {
+    alignas(64) std::int32_t highest[lanes] = {};
+    for (int i = 0; i < rotation_block; ++i) {
+      for (int j = 0; j < lanes; ++j) {
+        const std::int32_t a = magnitude(tile[i * lanes + j]);
+        highest[j] = a > highest[j] ? a : highest[j];
+      }
+    }
+    for (int j = 0; j < lanes; ++j) top[j] = highest[j] > top[j] ? highest[j] : top[j];
+  }
+
+  /// Codes of the tile in the rotated order, to out[j][0 ... 256) with rows `stride` apart.
+  ORDO_FUNCTION void store(const float* ORDO_RESTRICT inverse, std::int8_t* out,
+                           std::int64_t stride) const {
+    alignas(64) std::int8_t coded[rotation_block * lanes];
+    for (int i = 0; i < rotation_block; ++i) {
+      for (int j = 0; j < lanes; ++j) {
+        coded[i * lanes + j] = to_code(arith::from_int(tile[i * lanes + j]), inverse[j]);
+      }
+    }
+    for (int j = 0; j < used(); ++j) {
+      std::int8_t* ORDO_RESTRICT target = out + j * stride;
+      for (int b = 0; b < 16; ++b) {
+        for (int a = 0; a < 16; ++a) target[16 * b + a] = coded[(16 * a + b) * lanes + j];
+      }
+    }
+  }
+
+  ORDO_FUNCTION void run(std::int8_t* codes, std::int64_t stride, float* scale, float common) {
+    align();
+    for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
+      rotate(i0);
+      measure();
+    }
+    float inverse[lanes];
+    for (int j = 0; j < lanes; ++j) inverse[j] = rotated_inverse(top[j]);
+    for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
+      if (m > rotation_block) rotate(i0);  // a single block is still there
+      store(inverse, codes + i0, stride);
+    }
+    for (int j = 0; j < used(); ++j) {
+      scale[j] = arith::mul(rotated_scale(largest[j], top[j], shift[j]), common);
+    }
+  }
+};
+
+}  // namespace detail
+
 /// Rotates and quantizes columns along their length; the result is transposed.
 ///
 /// Shape: x [m, columns] bf16 or int8; codes [columns, rotated_length(m)]; scale [columns], each
@@ -122,8 +233,7 @@ template <class T, execution_space Space>
 void rotate_columns(const Space& space, matrix_view<const T, Space> x,
                     vector_view<const float, Space> common, matrix_view<std::int8_t, Space> codes,
                     vector_view<float, Space> scale) {
-  constexpr int lanes = 16;
-  constexpr bool integers = sizeof(T) == 1;
+  constexpr int lanes = detail::column_slab<T, 0>::lanes;
   const std::int64_t m = static_cast<std::int64_t>(x.extent(0));
   const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
   const std::int64_t padded = rotated_length(m);
@@ -135,77 +245,19 @@ void rotate_columns(const Space& space, matrix_view<const T, Space> x,
           "codes need one row a column and rotated_length(m) columns");
   const T* const in = x.data();
   std::int8_t* const out = codes.data();
-  const bool scaled = common.extent(0) > 0;
+  float* const scales = scale.data();
+  const float* const factor = common.extent(0) > 0 ? common.data() : nullptr;
   ordo::detail::for_each(
       space, "ordo::quant::rotate_columns", (columns + lanes - 1) / lanes,
       KOKKOS_LAMBDA(std::int64_t slab) {
         const std::int64_t c0 = slab * lanes;
+        const float both = factor != nullptr ? factor[0] : 1.0f;
         const int width = static_cast<int>(columns - c0 < lanes ? columns - c0 : lanes);
-        std::uint32_t largest[lanes] = {};
-        float low[lanes], high[lanes], inverse[lanes];
-        int shift[lanes] = {};
-        std::int32_t top[lanes] = {};
-        if constexpr (!integers) {
-          for (std::int64_t i = 0; i < m; ++i) {
-            const T* ORDO_RESTRICT source = in + i * columns + c0;
-            for (int j = 0; j < width; ++j) {
-              const std::uint32_t u = arith::bits(arith::to_f32(source[j])) & 0x7fffffffu;
-              largest[j] = u > largest[j] ? u : largest[j];
-            }
-          }
-          for (int j = 0; j < lanes; ++j) {
-            shift[j] = alignment_shift(largest[j], rotation_limit);
-            low[j] = arith::pow2(shift[j] / 2);
-            high[j] = arith::pow2(shift[j] - shift[j] / 2);
-          }
-        }
-        alignas(64) std::int32_t tile[rotation_block * lanes];
-        const auto rotate = [&](std::int64_t i0) {
-          const int count = static_cast<int>(m - i0 < rotation_block ? m - i0 : rotation_block);
-          for (int i = 0; i < rotation_block * lanes; ++i) tile[i] = 0;
-          for (int i = 0; i < count; ++i) {
-            const T* ORDO_RESTRICT source = in + (i0 + i) * columns + c0;
-            std::int32_t* ORDO_RESTRICT line = tile + i * lanes;
-            for (int j = 0; j < width; ++j) {
-              if constexpr (integers) {
-                line[j] = source[j];
-              } else {
-                line[j] = arith::to_int(
-                    arith::mul(arith::mul(arith::to_f32(source[j]), low[j]), high[j]),
-                    rotation_limit);
-              }
-            }
-          }
-          hadamard_columns<lanes>(tile);
-        };
-        for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
-          rotate(i0);
-          for (int i = 0; i < rotation_block; ++i) {
-            for (int j = 0; j < lanes; ++j) {
-              const std::int32_t a = magnitude(tile[i * lanes + j]);
-              top[j] = a > top[j] ? a : top[j];
-            }
-          }
-        }
-        for (int j = 0; j < lanes; ++j) inverse[j] = rotated_inverse(top[j]);
-        for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
-          if (m > rotation_block) rotate(i0);  // a single block is still there
-          alignas(64) std::int8_t coded[rotation_block * lanes];
-          for (int i = 0; i < rotation_block; ++i) {
-            for (int j = 0; j < lanes; ++j) {
-              coded[i * lanes + j] = to_code(arith::from_int(tile[i * lanes + j]), inverse[j]);
-            }
-          }
-          for (int j = 0; j < width; ++j) {
-            std::int8_t* ORDO_RESTRICT target = out + (c0 + j) * padded + i0;
-            for (int b = 0; b < 16; ++b) {
-              for (int a = 0; a < 16; ++a) target[16 * b + a] = coded[(16 * a + b) * lanes + j];
-            }
-          }
-        }
-        for (int j = 0; j < width; ++j) {
-          const float s = rotated_scale(largest[j], top[j], shift[j]);
-          scale[c0 + j] = scaled ? arith::mul(s, common[0]) : s;
+        const auto run = [&](auto&& part) { part.run(out + c0 * padded, padded, scales + c0, both); };
+        if (width == lanes) {
+          run(detail::column_slab<T, lanes>(in + c0, m, columns, width));
+        } else {
+          run(detail::column_slab<T, 0>(in + c0, m, columns, width));
         }
       });
 }

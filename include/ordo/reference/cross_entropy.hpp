@@ -41,8 +41,8 @@ struct sliced_contraction {
           for (std::size_t k = 0; k < k_total; ++k) {
             sum += std::int64_t{x[m * k_total + k]} * y[n * k_total + k];
           }
-          c[m * n_total + n] = arith::scale_pow2(arith::from_int(sum),
-                                                 std::max(-(a_shift[m] + b_shift[n]), -252));
+          c[m * n_total + n] =
+              arith::scale_pow2(arith::from_int(sum), std::max(-(a_shift[m] + b_shift[n]), -252));
         }
       }
     }
@@ -133,15 +133,15 @@ inline partition normalize(std::span<float> row, std::size_t label, float z) {
 
 /// Cross-entropy plus z * (log-sum-exp)^2 of a micro-batch, and its gradients.
 ///
-/// Hidden states are [tokens, width], the weight is [padded, width], of which the first `vocabulary`
-/// rows count. Call `forward`, then the gradients.
-/// Order: each member says it; `Contraction` is that of the three large products.
+/// Hidden states are [tokens, width], the weight is [padded, width], of which the first
+/// `vocabulary` rows count. Call `forward`, then the gradients. Order: each member says it;
+/// `Contraction` is that of the three large products.
 template <class Contraction>
 struct cross_entropy {
   Contraction contract;
   std::size_t tokens, width, vocabulary;
-  std::vector<bf16> hidden;          ///< +0 where the token is ignored
-  std::vector<bf16> weight;          ///< without padding
+  std::vector<bf16> hidden; ///< +0 where the token is ignored
+  std::vector<bf16> weight; ///< without padding
   std::vector<std::uint32_t> labels;
   loss::options options;
   std::vector<float> probabilities{}; ///< [tokens, vocabulary], +0 where ignored

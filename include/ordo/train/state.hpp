@@ -36,10 +36,10 @@ struct train_state {
 
   explicit train_state(const run_config& run) : table(model::tensors(run.model)) {
     const auto n = static_cast<std::size_t>(model::parameter_count(run.model));
-    parameters = {"ordo::train::parameters", n};
-    if (run.master) master = {"ordo::train::master", n};
-    first = {"ordo::train::first_moment", n};
-    second = {"ordo::train::second_moment", n};
+    parameters = decltype(parameters)("ordo::train::parameters", n);
+    if (run.master) master = decltype(master)("ordo::train::master", n);
+    first = decltype(first)("ordo::train::first_moment", n);
+    second = decltype(second)("ordo::train::second_moment", n);
   }
 };
 
@@ -50,10 +50,10 @@ void initialise(const Space& space, const run_config& run, train_state<Space>& s
   Kokkos::View<float*, typename Space::memory_space> drawn;
   for (const model::tensor& t : state.table) {
     const auto n = static_cast<std::size_t>(t.size());
-    if (drawn.extent(0) < n) drawn = {"ordo::train::drawn", n};
+    if (drawn.extent(0) < n) drawn = decltype(drawn)("ordo::train::drawn", n);
     const vector_view<float, Space> values(drawn.data(), n);
     if (t.columns > 0) {
-      random::truncated_normal(space, run.seed, t.name, run.initial_std.rounded(), values);
+      random::truncated_normal<Space>(space, run.seed, t.name, values, run.initial_std.rounded());
     } else {
       Kokkos::deep_copy(space, values, 1.0f);
     }

@@ -206,7 +206,12 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   result.gradients =
       digest::tensor_roots(space_, gradient_tensors<Space>(state.table, gradient));
 
-  result.norm = global_norm(space_, state.table, gradient);
+  std::vector<reduce::named_values<Space>> named;
+  for (const model::tensor& t : state.table) {
+    named.push_back({t.name, vector_view<const float, Space>(gradient.data() + t.offset,
+                                                             static_cast<std::size_t>(t.size()))});
+  }
+  result.norm = reduce::global_norm<Space>(space_, named).norm;
   const float room = arith::div(run_.max_norm.rounded(), arith::add(result.norm, 1e-6f));
   result.clip = room < 1.0f ? room : 1.0f;
   ++at.step;

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// The global norm of named tensors, in an order that knows nothing of how they are sharded.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ordo/arith/value.hpp>
+#include <ordo/core/execution.hpp>
+#include <ordo/order/policies.hpp>
+#include <ordo/order/sum.hpp>
+
+namespace ordo::reduce {
+
+/// Elements of a tensor whose squares are summed by one Lanes<32>. Part of the contract.
+inline constexpr std::int64_t norm_chunk = 4096;
+
+/// A tensor's elements, as the norm sees them.
+template <execution_space Space>
+struct named_values {
+  std::string_view name;
+  vector_view<const float, Space> values;
+};
+
+struct norm_result {
+  float norm;         ///< square root of the sum
+  float sum_squares;  ///< infinity if a square or the sum overflows: the caller's event
+};
+
+namespace detail {
+struct norm_part {
+  const float* from;
+  std::int64_t n;
+};
+}  // namespace detail
+
+/// The sum of squares of one chunk of at most norm_chunk elements: Lanes<32> over mul(x, x). What a
+/// rank computes of the chunks that it owns.
+ORDO_FUNCTION float chunk_sum_squares(const float* from, std::int64_t n) {
+  return order::sum(order::Lanes<32>{}, n, [=](std::int64_t i) {
+    const float x = arith::flush(from[i]);
+    return arith::mul(x, x);
+  });
+}
+
+/// Joins the chunk sums of all tensors (names ascending as bytes, chunks ascending) by order::Tree
+/// and takes the square root. NaN becomes the canonical NaN.
+inline norm_result join_chunk_sums(std::span<const float> sums) {
+  const arith::float_mode mode;
+  const float sum = order::sum(order::Tree{}, static_cast<std::int64_t>(sums.size()), [=](auto i) {
+    return sums[static_cast<std::size_t>(i)];
+  });
+  return {mode.pinned(arith::canonical(arith::sqrt(sum))), mode.pinned(arith::canonical(sum))};
+}
+
+/// The square root of the sum of the squares of all elements of all tensors.
+///
+/// Order: tensors by name (bytes ascending, whatever their order in the argument); each cut into
+/// chunks of 4096 elements, the last may be shorter, an empty tensor has none; inside a chunk
+/// Lanes<32> over mul(x, x); the sequence of all chunk sums by order::Tree.
+/// Bits: of names and elements only: not of sharding, threads or argument order.
+/// Throws: ordo::error if two tensors have the same name.
+/// Source: contract, section 9, point 4.
+template <execution_space Space>
+norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors) {
+  static_assert(Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible,
+                "ordo::reduce::global_norm: the list of chunks is built by the host; use chunk_sum_squares "
+                "and join_chunk_sums on a device");
+  std::vector<const named_values<Space>*> sorted;
+  for (const auto& tensor : tensors) sorted.push_back(&tensor);
+  std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->name < b->name; });
+  std::vector<detail::norm_part> parts;
+  for (std::size_t t = 0; t < sorted.size(); ++t) {
+    require(t == 0 || sorted[t - 1]->name != sorted[t]->name, "ordo::reduce::global_norm",
+            "two tensors are called '" + std::string(sorted[t]->name) + "'",
+            "names give the order, so they must differ");
+    const auto& values = sorted[t]->values;
+    const std::int64_t n = static_cast<std::int64_t>(values.extent(0));
+    for (std::int64_t i = 0; i < n; i += norm_chunk) {
+      parts.push_back({values.data() + i, std::min(norm_chunk, n - i)});
+    }
+  }
+  std::vector<float> sums(parts.size());
+  const detail::norm_part* const part = parts.data();
+  float* const sum = sums.data();
+  ordo::detail::for_blocks(space, "ordo::reduce::global_norm",
+                           static_cast<std::int64_t>(parts.size()), 16,
+                           [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c) sum[c] = chunk_sum_squares(part[c].from, part[c].n);
+  });
+  return join_chunk_sums(sums);
+}
+
+}  // namespace ordo::reduce
