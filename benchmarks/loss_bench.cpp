@@ -107,6 +107,11 @@ void shapes(benchmark::internal::Benchmark* b) {
 }
 
 BENCHMARK(head_and_loss<ordo::Sliced<2, 2>>)->Apply(shapes);
+// The yardstick: the same head in binary32 with a stated order.
+BENCHMARK(head_and_loss<ordo::order::Lanes<16>>)
+    ->Args({2048, 256, 512})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 BENCHMARK(three_sgemm)->Apply(shapes);
 
 } // namespace

@@ -68,19 +68,20 @@ std::vector<pair> edge_pairs(std::size_t n) {
     const float a = random_value(source, e);
     const float near = static_cast<float>(0x1p-126 / static_cast<double>(a));
     const std::uint32_t u = bits(near) + static_cast<std::uint32_t>(source() % 7) - 3;
-    if (!arith::is_finite(from_bits(u)) || std::fabs(from_bits(u)) < 0x1p-126f) continue;
+    if (!arith::is_finite(from_bits(u)) || std::fabs(from_bits(u)) < 0x1p-126f)
+      continue;
     out.push_back({a, from_bits(u)});
   }
   return out;
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("arith: a product is rounded before it is added") {
   const float x = opaque(0x1.000002p0f);
   const float r = arith::mul(x, x);
   CHECK(bits(arith::sub(arith::mul(x, x), r)) == 0);
-  CHECK(arith::fma(x, x, -r) == 0x1p-46f);  // what a fused product would have left
+  CHECK(arith::fma(x, x, -r) == 0x1p-46f); // what a fused product would have left
   const float tenth = opaque(0.1f), three = opaque(3.0f), other = opaque(0.3f);
   const float unfused =
       static_cast<float>(double{other} - double{static_cast<float>(double{three} * double{tenth})});
@@ -130,7 +131,7 @@ TEST_CASE("arith: results at the edge of the normal numbers") {
   }
   CHECK(wrong == 0);
   CHECK(zeros > 1000);
-  CHECK(smallest_by_naive_flush > 1000);  // the pairs do reach the edge
+  CHECK(smallest_by_naive_flush > 1000); // the pairs do reach the edge
 }
 
 TEST_CASE("arith: ordinary results are the rounded exact ones") {
@@ -178,15 +179,15 @@ std::string edge_digest(unsigned mode, const std::vector<pair>& pairs) {
   return digest::hex(digest::sha256_of(std::as_bytes(std::span(out))));
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("arith: the bits do not depend on the processor's flushing of subnormals") {
   const std::vector<pair> pairs = edge_pairs(200000);
   const std::string expected = edge_digest(0x1f80u, pairs);
-  CHECK(edge_digest(0x9f80u, pairs) == expected);  // flush results
-  CHECK(edge_digest(0x1fc0u, pairs) == expected);  // flush operands
-  CHECK(edge_digest(0x9fc0u, pairs) == expected);  // both
-  CHECK(edge_digest(0x5f80u, pairs) != expected);  // rounding upwards does differ: a canary
+  CHECK(edge_digest(0x9f80u, pairs) == expected); // flush results
+  CHECK(edge_digest(0x1fc0u, pairs) == expected); // flush operands
+  CHECK(edge_digest(0x9fc0u, pairs) == expected); // both
+  CHECK(edge_digest(0x5f80u, pairs) != expected); // rounding upwards does differ: a canary
 }
 #endif
 
@@ -197,7 +198,8 @@ TEST_CASE("arith: a NaN is stored and hashed as 7fc00000") {
     CHECK(arith::is_nan(x));
     CHECK(bits(arith::canonical(x)) == 0x7fc00000u);
   }
-  for (const float x : {inf, -inf, 0.0f, -0.0f, 1.0f}) CHECK(bits(arith::canonical(x)) == bits(x));
+  for (const float x : {inf, -inf, 0.0f, -0.0f, 1.0f})
+    CHECK(bits(arith::canonical(x)) == bits(x));
 }
 
 TEST_CASE("arith: max and min have one answer for zeros and NaN") {
@@ -213,8 +215,8 @@ TEST_CASE("arith: max and min have one answer for zeros and NaN") {
 
 TEST_CASE("arith: narrowing to bf16") {
   CHECK(arith::to_f32(arith::to_bf16(from_bits(0x3E89CCD5u))) == 0.26953125f);
-  CHECK(arith::to_bf16(from_bits(0x3f808000u)).bits == 0x3f80);  // tie, even below
-  CHECK(arith::to_bf16(from_bits(0x3f818000u)).bits == 0x3f82);  // tie, even above
+  CHECK(arith::to_bf16(from_bits(0x3f808000u)).bits == 0x3f80); // tie, even below
+  CHECK(arith::to_bf16(from_bits(0x3f818000u)).bits == 0x3f82); // tie, even above
   CHECK(arith::to_bf16(from_bits(0x3f808001u)).bits == 0x3f81);
   CHECK(arith::to_bf16(from_bits(0xbf818000u)).bits == 0xbf82);
   for (const std::uint32_t u : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu}) {
@@ -222,9 +224,9 @@ TEST_CASE("arith: narrowing to bf16") {
   }
   CHECK(arith::to_bf16(inf).bits == 0x7f80);
   CHECK(arith::to_bf16(-inf).bits == 0xff80);
-  CHECK(arith::to_bf16(from_bits(0x7f7fffffu)).bits == 0x7f80);  // rounds up to infinity
+  CHECK(arith::to_bf16(from_bits(0x7f7fffffu)).bits == 0x7f80); // rounds up to infinity
   CHECK(arith::to_bf16(from_bits(0x7f7f7fffu)).bits == 0x7f7f);
-  CHECK(arith::to_bf16(0x1p-126f).bits == 0);  // the rule of rounded results
+  CHECK(arith::to_bf16(0x1p-126f).bits == 0); // the rule of rounded results
   CHECK(arith::to_bf16(-0x1.008p-126f).bits == 0x8000);
   CHECK(arith::to_bf16(0x1.02p-126f).bits == 0x0081);
   CHECK(bits(arith::to_f32(bf16{0x8001})) == 0x80000000u);
@@ -259,9 +261,18 @@ TEST_CASE("arith: to integer, nearest even and clamped") {
     float x;
     int expected;
   };
-  for (const case_of_rounding c : std::vector<case_of_rounding>{
-           {0.5f, 0}, {-0.5f, 0}, {1.5f, 2}, {-1.5f, -2}, {2.5f, 2}, {-2.5f, -2}, {3.5f, 4},
-           {126.5f, 126}, {0.50000006f, 1}, {0.49999997f, 0}, {0x1p-126f, 0}, {-0.0f, 0}}) {
+  for (const case_of_rounding c : std::vector<case_of_rounding>{{0.5f, 0},
+                                                                {-0.5f, 0},
+                                                                {1.5f, 2},
+                                                                {-1.5f, -2},
+                                                                {2.5f, 2},
+                                                                {-2.5f, -2},
+                                                                {3.5f, 4},
+                                                                {126.5f, 126},
+                                                                {0.50000006f, 1},
+                                                                {0.49999997f, 0},
+                                                                {0x1p-126f, 0},
+                                                                {-0.0f, 0}}) {
     INFO("x = " << c.x);
     CHECK(arith::to_int(opaque(c.x), 127) == c.expected);
     CHECK(arith::to_int64(opaque(c.x)) == c.expected);
@@ -331,7 +342,7 @@ TEST_CASE("arith: scaling by powers of two is rounded once") {
     const float x = random_value(source, static_cast<int>(source() % 254) - 126);
     const int e = static_cast<int>(source() % 507) - 252;
     const double exact = std::ldexp(double{x}, e);
-    const float expected = std::fabs(exact) <= 0x1p-126 ? std::copysign(0.0f, x)
+    const float expected = std::fabs(exact) <= 0x1p-126  ? std::copysign(0.0f, x)
                            : std::fabs(exact) >= 0x1p128 ? std::copysign(inf, x)
                                                          : static_cast<float>(exact);
     wrong += bits(arith::scale_pow2(x, e)) != bits(expected);
@@ -354,8 +365,10 @@ TEST_CASE("arith: a subnormal difference is zero on every thread") {
     const arith::float_mode mode;
     results[2] = mode.pinned(arith::sub(a, b));
   }).join();
-  for (const float r : results) CHECK(bits(r) == 0);
-  for (const float r : workers) CHECK(bits(r) == 0);
+  for (const float r : results)
+    CHECK(bits(r) == 0);
+  for (const float r : workers)
+    CHECK(bits(r) == 0);
 }
 
 namespace {
@@ -399,23 +412,25 @@ std::string kernels_digest() {
   }
   float* const from = x.data();
   float* const to = y.data();
-  detail::for_blocks(space(), "ordo::test::kernel", n, 256, KOKKOS_LAMBDA(std::int64_t b, std::int64_t e) {
-    for (std::int64_t i = b; i < e; ++i) {
-      const float v = arith::flush(from[i]);
-      to[i] = arith::canonical(
-          arith::add(arith::exp(v), arith::div(arith::mul(v, 0.3f), arith::add(2.0f, v))));
-    }
-  });
+  detail::for_blocks(
+      space(), "ordo::test::kernel", n, 256, KOKKOS_LAMBDA(std::int64_t b, std::int64_t e) {
+        for (std::int64_t i = b; i < e; ++i) {
+          const float v = arith::flush(from[i]);
+          to[i] = arith::canonical(
+              arith::add(arith::exp(v), arith::div(arith::mul(v, 0.3f), arith::add(2.0f, v))));
+        }
+      });
   digest::sha256 hash;
   hash.update(std::as_bytes(std::span(y.data(), y.extent(0))));
-  for (const float r : {reduce::sum(space(), order::Sequential{}, x), reduce::sum(space(), order::Lanes<32>{}, y),
-                        reduce::sum(space(), order::Tree{}, y), reduce::sum_squares(space(), order::Exact{}, y)}) {
+  for (const float r :
+       {reduce::sum(space(), order::Sequential{}, x), reduce::sum(space(), order::Lanes<32>{}, y),
+        reduce::sum(space(), order::Tree{}, y), reduce::sum_squares(space(), order::Exact{}, y)}) {
     hash.update(std::as_bytes(std::span(&r, 1)));
   }
   return digest::hex(hash.finish());
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("arith: kernels do not depend on the modes that they find, and leave them as they were") {
   const std::string expected = kernels_digest();

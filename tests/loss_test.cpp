@@ -144,7 +144,8 @@ outcome on_space(Policy policy, const batch& b, std::int64_t chunk_rows = loss::
 
   loss::head_weights<Policy, Space> head(b.vocabulary, b.width);
   head.prepare(space, w);
-  loss::loss_scratch<Policy, Space> scratch(b.tokens, b.vocabulary, b.width, chunk_rows);
+  const std::int64_t spare = b.tokens % 2 * 300; // scratch may be larger than needed
+  loss::loss_scratch<Policy, Space> scratch(b.tokens + spare, b.vocabulary, b.width, chunk_rows);
   const auto sum = loss::cross_entropy_forward_backward(space, policy, h, head, labels, d_h, d_w,
                                                         scratch, b.options);
   const auto forward =
@@ -188,7 +189,7 @@ TEST_CASE("spaces equal the definition") {
       check_everywhere(two_slices{}, batch(tokens, 17, vocabulary, vocabulary + 6));
     }
   }
-  check_everywhere(two_slices{}, batch(600, 64, 1000, 1000));
+  check_everywhere(two_slices{}, batch(300, 64, 1000, 1000));
   check_everywhere(two_slices{}, batch(130, 33, 1025, 1040));
   for (const std::int64_t tokens : {0, 1, 257}) {
     check_everywhere(lanes{}, batch(tokens, 16, 10, 16));

@@ -39,11 +39,12 @@ std::string digest_of(const std::vector<float>& x) {
 
 int differences(const std::vector<float>& a, const std::vector<float>& b) {
   int count = a.size() != b.size();
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) count += bits(a[i]) != bits(b[i]);
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    count += bits(a[i]) != bits(b[i]);
   return count;
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("random: the published known-answer vectors of Philox4x32-10") {
   using random::philox4x32_10;
@@ -53,8 +54,7 @@ TEST_CASE("random: the published known-answer vectors of Philox4x32-10") {
   CHECK(philox4x32_10(words4{{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u) ==
         words4{{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}});
   CHECK(philox4x32_10(words4{{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}}, 0xa4093822u,
-                      0x299f31d0u) ==
-        words4{{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}});
+                      0x299f31d0u) == words4{{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}});
 }
 
 TEST_CASE("random: words of a stream are those of its blocks") {
@@ -84,7 +84,8 @@ TEST_CASE("random: uniform values are exact midpoints") {
   CHECK(random::uniform_signed(0x80000000u) == 0x1p-23f);
   CHECK(random::uniform_signed(0x7fffffffu) == -0x1p-23f);
   double sum = 0;
-  for (std::uint32_t k = 0; k < 1u << 23; ++k) sum += double{random::uniform(k << 9)};
+  for (std::uint32_t k = 0; k < 1u << 23; ++k)
+    sum += double{random::uniform(k << 9)};
   CHECK(sum == 0x1p22);
 }
 
@@ -95,14 +96,15 @@ TEST_CASE("random: all truncated normal values: error, symmetry, cut, moments") 
   float largest = 0.0f, previous = -3.0f;
   for (std::uint32_t k = 0; k < 1u << 23; ++k) {
     const float x = random::truncated_normal(k << 9);
-    wrong += x < previous;  // a quantile is monotone
+    wrong += x < previous; // a quantile is monotone
     previous = x;
     wrong += x != -random::truncated_normal(((1u << 23) - 1 - k) << 9);
     largest = std::max(largest, std::fabs(x));
     const double z = double{x};
     second += z * z;
     fourth += z * z * z * z;
-    if (k % 16 != 0) continue;
+    if (k % 16 != 0)
+      continue;
     const double v = (2.0 * k + 1 - 0x1p23) * 0x1p-23 * range;
     const double density = std::sqrt(2 / pi) * std::exp(-z * z / 2);
     worst = std::max(worst, std::fabs((std::erf(z / std::sqrt(2.0)) - v) / (density * z)));
@@ -142,7 +144,8 @@ TEST_CASE("random: kernels agree with the reference") {
     reference::truncated_normal(1, "embedding", expected, 0.5f);
     CHECK(differences(normal(n, 1, "embedding", 0.5f), expected) == 0);
     reference::uniform(1, "embedding", expected, -2.0f, 4.0f, 3);
-    random::uniform(space(), 1, "embedding", vector_view<float, space>(out.data(), n), -2.0f, 4.0f, 3);
+    random::uniform(space(), 1, "embedding", vector_view<float, space>(out.data(), n), -2.0f, 4.0f,
+                    3);
     CHECK(differences(out, expected) == 0);
   }
 }
@@ -154,11 +157,12 @@ TEST_CASE("random: seeds and names give different streams whose means are near z
     const std::vector<float> x = normal(1024, seed, "w", 1.0f);
     seen.insert(digest_of(x));
     double mean = 0;
-    for (const float v : x) mean += double{v} / 1024;
+    for (const float v : x)
+      mean += double{v} / 1024;
     worst = std::max(worst, std::fabs(mean));
   }
   CHECK(seen.size() == 1000);
-  CHECK(worst < 5 * 0.88 / 32);  // five standard deviations of the mean
+  CHECK(worst < 5 * 0.88 / 32); // five standard deviations of the mean
   CHECK(digest_of(normal(1024, 1, "v", 1.0f)) != digest_of(normal(1024, 1, "w", 1.0f)));
   for (const std::size_t n : {40960u, 40961u}) {
     const std::vector<float> x = normal(n, 1, "sizes", 1.0f);
@@ -174,10 +178,11 @@ TEST_CASE("random: seeds and names give different streams whose means are near z
 
 TEST_CASE("random: stored vectors") {
   test::json content;
-  content["about"] =
-      "Streams by seed and name: the first eight words, the bits of the first eight uniform and truncated "
-      "normal (deviation 1) values, and SHA-256 of 40,961 truncated normal values of deviation 0.02 "
-      "(binary32, little-endian).";
+  content["about"] = "Streams by seed and name: the first eight words, the bits of the first eight "
+                     "uniform and truncated "
+                     "normal (deviation 1) values, and SHA-256 of 40,961 truncated normal values "
+                     "of deviation 0.02 "
+                     "(binary32, little-endian).";
   content["contract"] = contract_version;
   const std::pair<std::uint64_t, const char*> cases[] = {
       {0, ""}, {1, "w"}, {42, "layers.0.attention.wq"}, {~std::uint64_t{0}, "tok_embeddings"}};

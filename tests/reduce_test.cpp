@@ -47,7 +47,8 @@ std::vector<float> values(std::size_t n, std::uint32_t spread, const char* name 
   std::vector<float> out(n);
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint64_t w = words.word64(i);
-    const std::uint32_t exponent = 127 - spread + static_cast<std::uint32_t>(w >> 32) % (2 * spread);
+    const std::uint32_t exponent =
+        127 - spread + static_cast<std::uint32_t>(w >> 32) % (2 * spread);
     out[i] = from_bits((static_cast<std::uint32_t>(w) & 0x807fffffu) | exponent << 23);
   }
   return out;
@@ -59,10 +60,10 @@ vector_view<const T, space> view(const std::vector<T>& x) {
 }
 
 /// Sizes around every boundary: lanes, groups of lanes, tree leaves, chunks, grains, powers of two.
-const std::vector<std::size_t> sizes = {0,    1,    2,    3,    4,    5,    6,     7,     8,     9,     15,
-                                        16,   17,   31,   32,   33,   63,   64,    65,    127,   128,   129,
-                                        1023, 1024, 1025, 1500, 4095, 4096, 4097,  8191,  8192,  8193,  12287,
-                                        12289, 16383, 16384, 16385, 20480, 65535, 65536, 65537, 193500};
+const std::vector<std::size_t> sizes = {
+    0,    1,    2,    3,    4,     5,     6,     7,     8,     9,     15,    16,    17,    31,
+    32,   33,   63,   64,   65,    127,   128,   129,   1023,  1024,  1025,  1500,  4095,  4096,
+    4097, 8191, 8192, 8193, 12287, 12289, 16383, 16384, 16385, 20480, 65535, 65536, 65537, 193500};
 
 template <class Policy>
 void check_policy(Policy policy) {
@@ -73,10 +74,11 @@ void check_policy(Policy policy) {
     const std::uint32_t expected = bits(reference::sum(policy, x));
     CHECK(bits(reduce::sum(space(), policy, view(x))) == expected);
     CHECK(bits(order::sum(policy, static_cast<std::int64_t>(n), [&](std::int64_t i) {
-      return x[static_cast<std::size_t>(i)];
-    })) == expected);
+            return x[static_cast<std::size_t>(i)];
+          })) == expected);
     std::vector<float> squares(n);
-    for (std::size_t i = 0; i < n; ++i) squares[i] = arith::mul(x[i], x[i]);
+    for (std::size_t i = 0; i < n; ++i)
+      squares[i] = arith::mul(x[i], x[i]);
     CHECK(bits(reduce::sum_squares(space(), policy, view(x))) ==
           bits(reference::sum(policy, squares)));
   }
@@ -87,22 +89,27 @@ float sum_of(Policy policy, const std::vector<float>& x) {
   return reduce::sum(space(), policy, view(x));
 }
 
-}  // namespace
+} // namespace
 
-TEST_CASE("reduce: Sequential") { check_policy(order::Sequential{}); }
+TEST_CASE("reduce: Sequential") {
+  check_policy(order::Sequential{});
+}
 TEST_CASE("reduce: Lanes") {
   check_policy(order::Lanes<1>{});
   check_policy(order::Lanes<4>{});
   check_policy(order::Lanes<32>{});
   check_policy(order::Lanes<64>{});
 }
-TEST_CASE("reduce: Tree") { check_policy(order::Tree{}); }
+TEST_CASE("reduce: Tree") {
+  check_policy(order::Tree{});
+}
 
 #if defined(KOKKOS_ENABLE_SERIAL)
 TEST_CASE("reduce: the serial space has the same bits") {
   const std::vector<float> x = values(20001, 12);
   const Kokkos::Serial serial;
-  CHECK(bits(reduce::sum(serial, order::Lanes<32>{}, view(x))) == bits(sum_of(order::Lanes<32>{}, x)));
+  CHECK(bits(reduce::sum(serial, order::Lanes<32>{}, view(x))) ==
+        bits(sum_of(order::Lanes<32>{}, x)));
   CHECK(bits(reduce::sum(serial, order::Tree{}, view(x))) == bits(sum_of(order::Tree{}, x)));
   CHECK(bits(reduce::sum(serial, order::Exact{}, view(x))) == bits(sum_of(order::Exact{}, x)));
 }
@@ -125,7 +132,8 @@ TEST_CASE("reduce: all permutations of the probe under Exact, and a canary that 
   bool sequential_differs = false, tree_differs = false;
   do {
     std::vector<float> x;
-    for (const int i : order) x.push_back(probe[static_cast<std::size_t>(i)]);
+    for (const int i : order)
+      x.push_back(probe[static_cast<std::size_t>(i)]);
     CHECK(sum_of(order::Exact{}, x) == 2.0f);
     CHECK(reference::exact_sum(x) == 2.0f);
     sequential_differs = sequential_differs || sum_of(order::Sequential{}, x) != 1.0f;
@@ -140,14 +148,14 @@ TEST_CASE("reduce: all permutations of the probe under Exact, and a canary that 
 TEST_CASE("reduce: the shape of Tree, by hand") {
   // Powers of two far apart show the parentheses: 2^24 + 1 = 2^24 and 2^24 + 2 = 2^24 + 2.
   const float big = 0x1p24f;
-  CHECK(sum_of(order::Tree{}, {big, 0.0f, 1.0f, 1.0f}) == 0x1.000002p24f);       // (0+1)+(2+3)
+  CHECK(sum_of(order::Tree{}, {big, 0.0f, 1.0f, 1.0f}) == 0x1.000002p24f); // (0+1)+(2+3)
   CHECK(sum_of(order::Sequential{}, {big, 0.0f, 1.0f, 1.0f}) == 0x1p24f);
   // Six: ((0+1)+(2+3))+(4+5); the last two meet before they join the rest.
   CHECK(sum_of(order::Tree{}, {big, 0.0f, 0.0f, 0.0f, 1.0f, 1.0f}) == 0x1.000002p24f);
   // Seven: (((0+1)+(2+3))+(4+5))+6; the sixth and seventh addends do not meet.
   CHECK(sum_of(order::Tree{}, {big, 0.0f, 0.0f, 0.0f, 0.0f, 1.0f, 1.0f}) == 0x1p24f);
-  CHECK(bits(sum_of(order::Tree{}, {-0.0f})) == 0x80000000u);  // n = 1: the element
-  CHECK(bits(sum_of(order::Sequential{}, {-0.0f})) == 0);      // +0 + -0
+  CHECK(bits(sum_of(order::Tree{}, {-0.0f})) == 0x80000000u); // n = 1: the element
+  CHECK(bits(sum_of(order::Sequential{}, {-0.0f})) == 0);     // +0 + -0
   CHECK(bits(sum_of(order::Lanes<8>{}, {-0.0f})) == 0);
   CHECK(bits(sum_of(order::Exact{}, {-0.0f})) == 0);
 }
@@ -185,7 +193,8 @@ TEST_CASE("reduce: bf16, foreign subnormals, NaN") {
   }
   CHECK(bits(reduce::sum(space(), order::Lanes<32>{}, view(x))) ==
         bits(reference::sum(order::Lanes<32>{}, wide)));
-  CHECK(bits(reduce::sum(space(), order::Tree{}, view(x))) == bits(reference::sum(order::Tree{}, wide)));
+  CHECK(bits(reduce::sum(space(), order::Tree{}, view(x))) ==
+        bits(reference::sum(order::Tree{}, wide)));
   CHECK(bits(reduce::sum(space(), order::Exact{}, view(x))) == bits(reference::exact_sum(wide)));
   CHECK(bits(reduce::sum_squares(space(), order::Lanes<32>{}, view(x))) ==
         bits(reference::sum(order::Lanes<32>{}, squares)));
@@ -209,16 +218,16 @@ TEST_CASE("reduce: Exact, by hand") {
   CHECK(bits(sum_of(order::Exact{}, {inf, nan_value})) == 0x7fc00000u);
   const float largest = from_bits(0x7f7fffffu);
   CHECK(sum_of(order::Exact{}, {largest, largest}) == inf);
-  CHECK(sum_of(order::Exact{}, {largest, largest, -largest}) == largest);  // only the result counts
+  CHECK(sum_of(order::Exact{}, {largest, largest, -largest}) == largest); // only the result counts
   CHECK(sum_of(order::Exact{}, {-largest, -largest}) == -inf);
   CHECK(sum_of(order::Exact{}, {largest, 0x1p102f}) == largest);
-  CHECK(sum_of(order::Exact{}, {largest, 0x1p103f}) == inf);  // tie, and the significand is odd
+  CHECK(sum_of(order::Exact{}, {largest, 0x1p103f}) == inf); // tie, and the significand is odd
   CHECK(sum_of(order::Exact{}, {largest, 0x1p103f, -0x1p-126f}) == largest);
   CHECK(bits(sum_of(order::Exact{}, {0x1.8p-126f, -0x1p-126f})) == 0);
   CHECK(bits(sum_of(order::Exact{}, {-0x1.8p-126f, 0x1p-126f})) == 0x80000000u);
   CHECK(sum_of(order::Exact{}, {0x1.8p-125f, -0x1p-125f}) == 0x1p-126f);
   CHECK(bits(sum_of(order::Exact{}, {1.0f, -1.0f})) == 0);
-  CHECK(sum_of(order::Exact{}, {1.0f, 0x1p-24f}) == 1.0f);                // tie to even
+  CHECK(sum_of(order::Exact{}, {1.0f, 0x1p-24f}) == 1.0f); // tie to even
   CHECK(sum_of(order::Exact{}, {0x1.000002p0f, 0x1p-24f}) == 0x1.000004p0f);
   CHECK(sum_of(order::Exact{}, {1.0f, 0x1p-24f, 0x1p-126f}) == 0x1.000002p0f);
   CHECK(sum_of(order::Exact{}, {-1.0f, -0x1p-24f, -0x1p-126f}) == -0x1.000002p0f);
@@ -227,7 +236,8 @@ TEST_CASE("reduce: Exact, by hand") {
 TEST_CASE("reduce: Exact is the correctly rounded sum in any order") {
   for (const std::uint32_t spread : {4u, 30u, 120u}) {
     std::vector<float> x = values(3001, spread, "exact");
-    for (const std::size_t n : {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{100}, x.size()}) {
+    for (const std::size_t n :
+         {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{100}, x.size()}) {
       const std::span<const float> some = std::span(x).first(n);
       const float expected = reference::exact_sum(some);
       const std::vector<float> forward(some.begin(), some.end());
@@ -237,7 +247,8 @@ TEST_CASE("reduce: Exact is the correctly rounded sum in any order") {
     }
     // Everything cancels but one element.
     std::vector<float> cancelling = x;
-    for (const float v : x) cancelling.push_back(-v);
+    for (const float v : x)
+      cancelling.push_back(-v);
     cancelling.push_back(0x1.234568p-100f);
     CHECK(sum_of(order::Exact{}, cancelling) == 0x1.234568p-100f);
   }
@@ -272,10 +283,12 @@ TEST_CASE("reduce: integers under Exact") {
 TEST_CASE("reduce: largest magnitudes") {
   std::vector<float> x = values(50001, 100);
   float expected = 0.0f;
-  for (const float v : x) expected = arith::max(arith::abs(v), expected);
+  for (const float v : x)
+    expected = arith::max(arith::abs(v), expected);
   CHECK(reduce::abs_max(space(), view(x)) == expected);
   CHECK(bits(reduce::abs_max(space(), view(std::vector<float>{}))) == 0);
-  CHECK(bits(reduce::abs_max(space(), view(std::vector<float>{-0.0f, from_bits(0x80000005u)}))) == 0);
+  CHECK(bits(reduce::abs_max(space(), view(std::vector<float>{-0.0f, from_bits(0x80000005u)}))) ==
+        0);
   CHECK(reduce::abs_max(space(), view(std::vector<float>{1.0f, -inf})) == inf);
   CHECK(reduce::abs_max(space(), view(std::vector<bf16>{{0xc000}, {0x3f80}})) == 2.0f);
   x[40000] = from_bits(0xff800001u);
@@ -294,26 +307,30 @@ TEST_CASE("reduce: largest magnitudes") {
   }
   for (std::size_t c = 0; c < columns; ++c) {
     std::vector<float> column;
-    for (std::size_t r = 0; r < rows; ++r) column.push_back(matrix[r * columns + c]);
+    for (std::size_t r = 0; r < rows; ++r)
+      column.push_back(matrix[r * columns + c]);
     wrong += bits(by_column[c]) != bits(reduce::abs_max(space(), view(column)));
   }
   CHECK(wrong == 0);
   CHECK(arith::is_nan(by_row[5]));
   CHECK(arith::is_nan(by_column[7]));
-  CHECK_THROWS_AS(reduce::row_abs_max(space(), m, vector_view<float, space>(by_column.data(), columns)),
-                  error);
+  CHECK_THROWS_AS(
+      reduce::row_abs_max(space(), m, vector_view<float, space>(by_column.data(), columns)), error);
 }
 
 namespace {
 
-reduce::norm_result norm_of(const std::map<std::string, std::vector<float>>& tensors, bool reversed) {
+reduce::norm_result norm_of(const std::map<std::string, std::vector<float>>& tensors,
+                            bool reversed) {
   std::vector<reduce::named_values<space>> list;
-  for (const auto& [name, x] : tensors) list.push_back({name, view(x)});
-  if (reversed) std::reverse(list.begin(), list.end());
+  for (const auto& [name, x] : tensors)
+    list.push_back({name, view(x)});
+  if (reversed)
+    std::reverse(list.begin(), list.end());
   return reduce::global_norm<space>(space(), list);
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("reduce: global norm") {
   std::map<std::string, std::vector<float>> tensors;
@@ -330,11 +347,13 @@ TEST_CASE("reduce: global norm") {
   }
   const float expected = reference::global_norm(tensors);
   CHECK(bits(norm_of(tensors, false).norm) == bits(expected));
-  CHECK(bits(norm_of(tensors, true).norm) == bits(expected));  // names, not arguments, give the order
+  CHECK(bits(norm_of(tensors, true).norm) ==
+        bits(expected)); // names, not arguments, give the order
 
   double sum = 0;
   for (const auto& [name, x] : tensors) {
-    for (const float v : x) sum += double{v} * double{v};
+    for (const float v : x)
+      sum += double{v} * double{v};
   }
   CHECK(std::fabs(expected / std::sqrt(sum) - 1) < 1e-6);
 
@@ -348,7 +367,8 @@ TEST_CASE("reduce: global norm") {
   }
   CHECK(bits(reduce::join_chunk_sums(sums).norm) == bits(expected));
 
-  std::vector<reduce::named_values<space>> twice = {{"a", view(tensors["a"])}, {"a", view(tensors["b"])}};
+  std::vector<reduce::named_values<space>> twice = {{"a", view(tensors["a"])},
+                                                    {"a", view(tensors["b"])}};
   CHECK_THROWS_AS(reduce::global_norm<space>(space(), twice), error);
   tensors["large"] = std::vector<float>(10, 1e20f);
   CHECK(norm_of(tensors, false).norm == inf);
@@ -358,10 +378,11 @@ TEST_CASE("reduce: global norm") {
 
 TEST_CASE("reduce: stored vectors") {
   test::json content;
-  content["about"] =
-      "Sums of x[0..n), each result the bits of a binary32. Word w = word64(i) of the stream (seed 7, name "
-      "'values'): x[i] has the sign and the significand of w's low half (bits & 807fffff) and the biased "
-      "exponent 115 + (w >> 32) % 24.";
+  content["about"] = "Sums of x[0..n), each result the bits of a binary32. Word w = word64(i) of "
+                     "the stream (seed 7, name "
+                     "'values'): x[i] has the sign and the significand of w's low half (bits & "
+                     "807fffff) and the biased "
+                     "exponent 115 + (w >> 32) % 24.";
   content["contract"] = contract_version;
   const std::vector<float> all = values(sizes.back(), 12);
   for (const std::size_t n : sizes) {
@@ -375,7 +396,8 @@ TEST_CASE("reduce: stored vectors") {
     entry["tree"] = test::hex(reference::sum(order::Tree{}, x));
     entry["exact"] = test::hex(reference::exact_sum(x));
     CHECK(entry["exact"] == test::hex(sum_of(order::Exact{}, x)));
-    entry["sum_squares_lanes_32"] = test::hex(reduce::sum_squares(space(), order::Lanes<32>{}, view(x)));
+    entry["sum_squares_lanes_32"] =
+        test::hex(reduce::sum_squares(space(), order::Lanes<32>{}, view(x)));
     content["sums"].push_back(entry);
   }
   test::check_vectors("sums.json", content);

@@ -43,7 +43,8 @@ inline void write_vectors(const std::string& file, const json& content) {
 
 /// Fails unless the file holds exactly `content` (or writes it there).
 inline void check_vectors(const std::string& file, const json& content) {
-  if (writing_vectors()) return write_vectors(file, content);
+  if (writing_vectors())
+    return write_vectors(file, content);
   const json stored = read_vectors(file);
   REQUIRE_MESSAGE(!stored.is_null(), "no " << vectors_path(file));
   for (const auto& item : content.items()) {
@@ -57,7 +58,8 @@ inline void check_vectors(const std::string& file, const json& content) {
     }
     REQUIRE(stored[key].size() == value.size());
     for (std::size_t i = 0; i < value.size(); ++i) {
-      INFO("entry " << i << ": stored " << stored[key][i].dump() << ", computed " << value[i].dump());
+      INFO("entry " << i << ": stored " << stored[key][i].dump() << ", computed "
+                    << value[i].dump());
       CHECK(stored[key][i] == value[i]);
     }
   }
@@ -68,9 +70,12 @@ inline void check_vectors(const std::string& file, const json& content) {
 inline std::string hex(std::uint32_t u) {
   static const char digits[] = "0123456789abcdef";
   std::string text;
-  for (int shift = 28; shift >= 0; shift -= 4) text += digits[(u >> shift) & 15u];
+  for (int shift = 28; shift >= 0; shift -= 4)
+    text += digits[(u >> shift) & 15u];
   return text;
 }
-inline std::string hex(float x) { return hex(arith::bits(x)); }
+inline std::string hex(float x) {
+  return hex(arith::bits(x));
+}
 
-}  // namespace ordo::test
+} // namespace ordo::test

@@ -18,10 +18,10 @@ namespace detail {
 /// 2^-n; with n <= 0 (which is taken into e): 1/(1 + e). The power is kept apart because x * 2^-n/e
 /// may be a normal number where exp(-x) is none.
 struct sigmoid_parts {
-  float x;  ///< the argument within [-110, 110]; beyond, results do not change any more
+  float x; ///< the argument within [-110, 110]; beyond, results do not change any more
   float e;
   float denominator;
-  int power;  ///< -n or 0
+  int power; ///< -n or 0
 };
 
 ORDO_FORCE_FUNCTION sigmoid_parts sigmoid_split(float x) {
@@ -30,11 +30,11 @@ ORDO_FORCE_FUNCTION sigmoid_parts sigmoid_split(float x) {
   const exp_parts p = exp_split(-clamped);
   const int up = p.power > 0 ? p.power : 0;
   const float e = scale_pow2(p.fraction, p.power - up);
-  const float one = pow2(up < 100 ? -up : -100);  // below 2^-30 it adds nothing
+  const float one = pow2(up < 100 ? -up : -100); // below 2^-30 it adds nothing
   return {clamped, e, add_rn(one, e), -up};
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// 1 / (1 + exp(-x)).
 ///
@@ -60,8 +60,8 @@ ORDO_FORCE_FUNCTION float silu(float x) {
 /// The derivative of silu: sigmoid(x) * (1 + x * sigmoid(-x)).
 ///
 /// Bits: NaN gives the canonical NaN, -infinity -0, +infinity 1.
-/// Error: at most 4.81 ulp of the larger of the result and sigmoid(x), over all inputs (the result is
-/// zero near -1.278; a result of zero counts as 2^-126).
+/// Error: at most 4.81 ulp of the larger of the result and sigmoid(x), over all inputs (the result
+/// is zero near -1.278; a result of zero counts as 2^-126).
 ORDO_FORCE_FUNCTION float silu_grad(float x) {
   const detail::sigmoid_parts s = detail::sigmoid_split(x);
   const float product = mul(s.x, s.e);
@@ -70,4 +70,4 @@ ORDO_FORCE_FUNCTION float silu_grad(float x) {
   return detail::select(is_nan(x), from_bits(canonical_nan), y);
 }
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

@@ -31,7 +31,9 @@ ORDO_FORCE_FUNCTION bf16 to_bf16(float x) {
 ORDO_FORCE_FUNCTION float to_f32(bf16 x) {
   return flush(from_bits(static_cast<std::uint32_t>(x.bits) << 16));
 }
-ORDO_FORCE_FUNCTION float to_f32(float x) { return flush(x); }
+ORDO_FORCE_FUNCTION float to_f32(float x) {
+  return flush(x);
+}
 
-}  // namespace arith
-}  // namespace ordo
+} // namespace arith
+} // namespace ordo

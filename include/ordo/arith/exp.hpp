@@ -23,7 +23,7 @@ struct exp_parts {
 /// No flush is written here: a term that may be below 2^-126 is always added to a number more than
 /// 2^40 times as large, which it cannot change in any mode of the processor.
 ORDO_FORCE_FUNCTION exp_parts exp_split(float x) {
-  const float shifted = add_rn(mul_rn(x, 0x1.715476p+0f), 0x1.8p23f);  // rounds to an integer
+  const float shifted = add_rn(mul_rn(x, 0x1.715476p+0f), 0x1.8p23f); // rounds to an integer
   const int power = static_cast<int>(bits(shifted)) - 0x4b400000;
   const float k = add_rn(shifted, -0x1.8p23f);
   const float r = add_rn(add_rn(x, mul_rn(k, -0x1.62e4p-1f)), mul_rn(k, -0x1.7f7d1cp-20f));
@@ -41,7 +41,7 @@ ORDO_FORCE_FUNCTION float exp_bounded(float x) {
   return from_bits(bits(e.fraction) + (static_cast<std::uint32_t>(e.power) << 23));
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// e to the power x.
 ///
@@ -56,4 +56,4 @@ ORDO_FORCE_FUNCTION float exp(float x) {
   return detail::select(is_nan(x), from_bits(canonical_nan), y);
 }
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

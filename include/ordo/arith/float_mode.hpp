@@ -23,27 +23,31 @@ namespace ordo::arith {
 /// computed from memory into memory is computed inside; a value that leaves in a register must go
 /// through `pinned`.
 class float_mode {
- public:
+public:
 #if defined(__CUDA_ARCH__)
   ORDO_FUNCTION float_mode() {}
 #elif defined(__x86_64__)
   float_mode() : saved_(_mm_getcsr()) {
-    if ((saved_ & ~status) == wanted) return;
+    if ((saved_ & ~status) == wanted)
+      return;
     _mm_setcsr(wanted);
     asm volatile("" : : : "memory");
   }
   ~float_mode() {
-    if ((saved_ & ~status) == wanted) return;
+    if ((saved_ & ~status) == wanted)
+      return;
     asm volatile("" : : : "memory");
     _mm_setcsr(saved_);
   }
 #elif defined(__aarch64__)
   float_mode() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    if (saved_ != wanted) asm volatile("msr fpcr, %0" : : "r"(wanted) : "memory");
+    if (saved_ != wanted)
+      asm volatile("msr fpcr, %0" : : "r"(wanted) : "memory");
   }
   ~float_mode() {
-    if (saved_ != wanted) asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory");
+    if (saved_ != wanted)
+      asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory");
   }
 #else
 #error "ordo: no floating-point mode for this processor; add it to arith/float_mode.hpp"
@@ -59,15 +63,15 @@ class float_mode {
     return x;
   }
 
- private:
+private:
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-  static constexpr unsigned status = 0x3fu;    // sticky exception flags
-  static constexpr unsigned wanted = 0x9fc0u;  // masks, flush results, flush operands, nearest
+  static constexpr unsigned status = 0x3fu;   // sticky exception flags
+  static constexpr unsigned wanted = 0x9fc0u; // masks, flush results, flush operands, nearest
   unsigned saved_;
 #elif defined(__aarch64__) && !defined(__CUDA_ARCH__)
-  static constexpr std::uint64_t wanted = std::uint64_t{1} << 24;  // FZ, nearest
+  static constexpr std::uint64_t wanted = std::uint64_t{1} << 24; // FZ, nearest
   std::uint64_t saved_ = 0;
 #endif
 };
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

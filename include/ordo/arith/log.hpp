@@ -28,13 +28,13 @@ ORDO_FORCE_FUNCTION float log_positive(float x) {
   p = add_rn(mul_rn(p, f), 0x1.55550cp-2f);
   const float square = mul_rn(f, f);
   const float small = add_rn(mul_rn(mul_rn(square, f), p), mul_rn(-0.5f, square));
-  const float high = mul_rn(k, 0x1.62e4p-1f);  // exact: 15 significant bits times 8
+  const float high = mul_rn(k, 0x1.62e4p-1f); // exact: 15 significant bits times 8
   const float head = add_rn(high, f);
   const float lost = add_rn(f, add_rn(high, -head));
   return add_rn(head, add_rn(lost, add_rn(small, mul_rn(k, 0x1.7f7d1cp-20f))));
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// The natural logarithm.
 ///
@@ -47,4 +47,4 @@ ORDO_FORCE_FUNCTION float log(float x) {
   return detail::select(x >= 0.0f, y, from_bits(canonical_nan));
 }
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

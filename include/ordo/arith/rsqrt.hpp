@@ -30,7 +30,7 @@ ORDO_FORCE_FUNCTION float rsqrt_normalized(float m) {
   return add_rn(y, mul_rn(y, relative));
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// 1 / sqrt(x).
 ///
@@ -40,7 +40,7 @@ ORDO_FORCE_FUNCTION float rsqrt_normalized(float m) {
 /// Error: at most 0.51 ulp over all inputs.
 ORDO_FORCE_FUNCTION float rsqrt(float x) {
   const std::uint32_t u = bits(x);
-  const std::uint32_t k = (((u >> 23) & 0xffu) + 1) / 2 - 64;  // modulo 2^32
+  const std::uint32_t k = (((u >> 23) & 0xffu) + 1) / 2 - 64; // modulo 2^32
   const float m = from_bits((u & 0x7fffffffu) - (k << 24));
   float y = from_bits(bits(detail::rsqrt_normalized(m)) - (k << 23));
   y = detail::select(u == 0x7f800000u, 0.0f, y);
@@ -48,4 +48,4 @@ ORDO_FORCE_FUNCTION float rsqrt(float x) {
   return detail::select(x >= 0.0f, y, from_bits(canonical_nan));
 }
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

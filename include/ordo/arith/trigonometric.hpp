@@ -30,23 +30,23 @@ ORDO_FORCE_FUNCTION std::uint64_t two_over_pi_word(std::uint32_t i) {
 ORDO_FUNCTION reduced_angle reduce_angle(float x) {
   const std::uint32_t u = bits(x) & 0x7fffffffu;
   const bool reduce = u >= 0x3f000000u;
-  const std::uint32_t position = reduce ? (u >> 23) - 120u : 6u;  // in [6, 135]
+  const std::uint32_t position = reduce ? (u >> 23) - 120u : 6u; // in [6, 135]
   const std::uint32_t i = position >> 5, s = position & 31u;
   const std::uint64_t t0 = two_over_pi_word(i), t1 = two_over_pi_word(i + 1),
                       t2 = two_over_pi_word(i + 2), t3 = two_over_pi_word(i + 3);
   const std::uint64_t w0 = ((t0 << 32 | t1) << s) >> 32, w1 = ((t1 << 32 | t2) << s) >> 32,
                       w2 = ((t2 << 32 | t3) << s) >> 32;
   const std::uint64_t m = (u & 0x007fffffu) | 0x00800000u;
-  const std::uint64_t turn = ((m * w0) << 32) + m * w1 + (m * w2 >> 32);  // modulo 2^64
+  const std::uint64_t turn = ((m * w0) << 32) + m * w1 + (m * w2 >> 32); // modulo 2^64
   const std::uint64_t n = (turn + (std::uint64_t{1} << 61)) >> 62;
   // The signed remainder times pi/2 * 2^30, in units of 2^-62 again: high and low halves.
   const std::int64_t rest = static_cast<std::int64_t>(turn - (n << 62));
   const std::int64_t upper = rest >> 32;
   const std::int64_t lower = static_cast<std::int64_t>(rest & 0xffffffff);
-  constexpr std::int64_t half_pi = 0x6487ed51;        // floor(pi/2 * 2^30)
-  constexpr std::int64_t half_pi_rest = 0x042d1846;   // the next 30 bits
-  const std::int64_t angle = upper * (half_pi << 2) + (upper * half_pi_rest >> 28) +
-                             (lower * half_pi >> 30);
+  constexpr std::int64_t half_pi = 0x6487ed51;      // floor(pi/2 * 2^30)
+  constexpr std::int64_t half_pi_rest = 0x042d1846; // the next 30 bits
+  const std::int64_t angle =
+      upper * (half_pi << 2) + (upper * half_pi_rest >> 28) + (lower * half_pi >> 30);
   const float angle_high = from_int(angle);
   const float angle_low = from_int(angle - static_cast<std::int64_t>(angle_high));
   float high = mul_rn(angle_high, 0x1p-62f), low = mul_rn(angle_low, 0x1p-62f);
@@ -93,7 +93,7 @@ ORDO_FORCE_FUNCTION float sin_quarter(float x, std::uint32_t turn) {
   return select(is_finite(x), signed_y, from_bits(canonical_nan));
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Sine of an angle in radians.
 ///
@@ -108,6 +108,8 @@ ORDO_FUNCTION float sin(float x) {
 ///
 /// Bits: infinities and NaN give the canonical NaN.
 /// Error: at most 0.78 ulp over all inputs.
-ORDO_FUNCTION float cos(float x) { return detail::sin_quarter(x, 1); }
+ORDO_FUNCTION float cos(float x) {
+  return detail::sin_quarter(x, 1);
+}
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

@@ -21,25 +21,49 @@ namespace ordo::arith {
 inline constexpr float smallest_normal = 0x1p-126f;
 inline constexpr std::uint32_t canonical_nan = 0x7fc00000u;
 
-ORDO_FORCE_FUNCTION std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
-ORDO_FORCE_FUNCTION float from_bits(std::uint32_t u) { return std::bit_cast<float>(u); }
+ORDO_FORCE_FUNCTION std::uint32_t bits(float x) {
+  return std::bit_cast<std::uint32_t>(x);
+}
+ORDO_FORCE_FUNCTION float from_bits(std::uint32_t u) {
+  return std::bit_cast<float>(u);
+}
 
 namespace detail {
 
 // One rounding each, never fused with a neighbour. On the host this rests on -ffp-contract=off,
 // which travels with the CMake target and is checked at run time (core/execution.hpp).
 #if defined(__CUDA_ARCH__)
-ORDO_FORCE_FUNCTION float add_rn(float a, float b) { return __fadd_rn(a, b); }
-ORDO_FORCE_FUNCTION float mul_rn(float a, float b) { return __fmul_rn(a, b); }
-ORDO_FORCE_FUNCTION float div_rn(float a, float b) { return __fdiv_rn(a, b); }
-ORDO_FORCE_FUNCTION float sqrt_rn(float a) { return __fsqrt_rn(a); }
-ORDO_FORCE_FUNCTION float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+ORDO_FORCE_FUNCTION float add_rn(float a, float b) {
+  return __fadd_rn(a, b);
+}
+ORDO_FORCE_FUNCTION float mul_rn(float a, float b) {
+  return __fmul_rn(a, b);
+}
+ORDO_FORCE_FUNCTION float div_rn(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+ORDO_FORCE_FUNCTION float sqrt_rn(float a) {
+  return __fsqrt_rn(a);
+}
+ORDO_FORCE_FUNCTION float fma_rn(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
 #else
-ORDO_FORCE_FUNCTION float add_rn(float a, float b) { return a + b; }
-ORDO_FORCE_FUNCTION float mul_rn(float a, float b) { return a * b; }
-ORDO_FORCE_FUNCTION float div_rn(float a, float b) { return a / b; }
-ORDO_FORCE_FUNCTION float sqrt_rn(float a) { return __builtin_sqrtf(a); }
-ORDO_FORCE_FUNCTION float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+ORDO_FORCE_FUNCTION float add_rn(float a, float b) {
+  return a + b;
+}
+ORDO_FORCE_FUNCTION float mul_rn(float a, float b) {
+  return a * b;
+}
+ORDO_FORCE_FUNCTION float div_rn(float a, float b) {
+  return a / b;
+}
+ORDO_FORCE_FUNCTION float sqrt_rn(float a) {
+  return __builtin_sqrtf(a);
+}
+ORDO_FORCE_FUNCTION float fma_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
+}
 #endif
 
 /// Zero of the same sign when the magnitude is at most 2^-126: the rule for rounded results.
@@ -48,14 +72,14 @@ ORDO_FORCE_FUNCTION float flush_rounded(float x) {
   return from_bits((u & 0x7fffffffu) <= 0x00800000u ? u & 0x80000000u : u);
 }
 
-/// `condition ? a : b` on bits: no branch, whatever the compiler thinks of traps, so that loops over
-/// functions with special cases are vectorized.
+/// `condition ? a : b` on bits: no branch, whatever the compiler thinks of traps, so that loops
+/// over functions with special cases are vectorized.
 ORDO_FORCE_FUNCTION float select(bool condition, float a, float b) {
   const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
   return from_bits((bits(a) & mask) | (bits(b) & ~mask));
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Zero of the same sign when `x` is subnormal: how foreign binary32 becomes a value.
 ORDO_FORCE_FUNCTION float flush(float x) {
@@ -64,19 +88,26 @@ ORDO_FORCE_FUNCTION float flush(float x) {
 }
 
 /// Sum, rounded to nearest even; subnormal sums (which are exact) become zero of their sign.
-ORDO_FORCE_FUNCTION float add(float a, float b) { return flush(detail::add_rn(a, b)); }
+ORDO_FORCE_FUNCTION float add(float a, float b) {
+  return flush(detail::add_rn(a, b));
+}
 
 /// Difference, as `add(a, -b)`.
-ORDO_FORCE_FUNCTION float sub(float a, float b) { return flush(detail::add_rn(a, -b)); }
+ORDO_FORCE_FUNCTION float sub(float a, float b) {
+  return flush(detail::add_rn(a, -b));
+}
 
-/// Product, rounded to nearest even; a rounded magnitude of at most 2^-126 becomes zero of its sign.
+/// Product, rounded to nearest even; a rounded magnitude of at most 2^-126 becomes zero of its
+/// sign.
 ORDO_FORCE_FUNCTION float mul(float a, float b) {
   return detail::flush_rounded(detail::mul_rn(a, b));
 }
 
 /// Product of operands of at most 11 significant bits (bf16, fp16, int8): exact, so flushed only
 /// below 2^-126. Not interchangeable with `mul`: 2^-63 * 2^-63 is 2^-126 here and 0 there.
-ORDO_FORCE_FUNCTION float mul_exact(float a, float b) { return flush(detail::mul_rn(a, b)); }
+ORDO_FORCE_FUNCTION float mul_exact(float a, float b) {
+  return flush(detail::mul_rn(a, b));
+}
 
 /// Quotient; rule of `mul`.
 ORDO_FORCE_FUNCTION float div(float a, float b) {
@@ -89,22 +120,36 @@ ORDO_FORCE_FUNCTION float fma(float a, float b, float c) {
 }
 
 /// Square root, rounded to nearest even. Of a negative value: NaN.
-ORDO_FORCE_FUNCTION float sqrt(float a) { return detail::sqrt_rn(a); }
+ORDO_FORCE_FUNCTION float sqrt(float a) {
+  return detail::sqrt_rn(a);
+}
 
 /// `a > b ? a : b`: of two zeros the second, and the second operand if either is NaN.
-ORDO_FORCE_FUNCTION float max(float a, float b) { return a > b ? a : b; }
+ORDO_FORCE_FUNCTION float max(float a, float b) {
+  return a > b ? a : b;
+}
 
 /// `a < b ? a : b`: of two zeros the second, and the second operand if either is NaN.
-ORDO_FORCE_FUNCTION float min(float a, float b) { return a < b ? a : b; }
+ORDO_FORCE_FUNCTION float min(float a, float b) {
+  return a < b ? a : b;
+}
 
 /// Magnitude; clears the sign bit, of NaN too.
-ORDO_FORCE_FUNCTION float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
+ORDO_FORCE_FUNCTION float abs(float x) {
+  return from_bits(bits(x) & 0x7fffffffu);
+}
 
-ORDO_FORCE_FUNCTION bool is_nan(float x) { return (bits(x) & 0x7fffffffu) > 0x7f800000u; }
-ORDO_FORCE_FUNCTION bool is_finite(float x) { return (bits(x) & 0x7f800000u) != 0x7f800000u; }
+ORDO_FORCE_FUNCTION bool is_nan(float x) {
+  return (bits(x) & 0x7fffffffu) > 0x7f800000u;
+}
+ORDO_FORCE_FUNCTION bool is_finite(float x) {
+  return (bits(x) & 0x7f800000u) != 0x7f800000u;
+}
 
 /// What is stored or hashed in place of `x`: every NaN becomes 7fc00000.
-ORDO_FORCE_FUNCTION float canonical(float x) { return is_nan(x) ? from_bits(canonical_nan) : x; }
+ORDO_FORCE_FUNCTION float canonical(float x) {
+  return is_nan(x) ? from_bits(canonical_nan) : x;
+}
 
 /// 2^e for e in [-126, 127].
 ORDO_FORCE_FUNCTION float pow2(int e) {
@@ -116,13 +161,12 @@ ORDO_FORCE_FUNCTION int exponent(float x) {
   return static_cast<int>((bits(x) >> 23) & 0xffu) - 127;
 }
 
-/// x * 2^e for any e in [-252, 254], rounded once; a result of magnitude at most 2^-126 becomes zero
-/// of its sign, overflow infinity. The product in between lies between x and the result: where it
-/// is not exact, the result is zero.
+/// x * 2^e for any e in [-252, 254], rounded once; a result of magnitude at most 2^-126 becomes
+/// zero of its sign, overflow infinity. The product in between lies between x and the result: where
+/// it is not exact, the result is zero.
 ORDO_FORCE_FUNCTION float scale_pow2(float x, int e) {
   const int half = e >> 1;
-  return detail::flush_rounded(
-      detail::mul_rn(detail::mul_rn(x, pow2(half)), pow2(e - half)));
+  return detail::flush_rounded(detail::mul_rn(detail::mul_rn(x, pow2(half)), pow2(e - half)));
 }
 
 /// Nearest even integer of `x`, clamped to [-limit, limit], 0 < limit <= 2^22. NaN gives 0,
@@ -164,4 +208,4 @@ ORDO_FORCE_FUNCTION float from_int(std::int64_t i) {
 #endif
 }
 
-}  // namespace ordo::arith
+} // namespace ordo::arith

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <ordo/audit/conformance_line.hpp>
 #include <ordo/digest/sha256.hpp>
 #include <ordo/linalg/gemm_sliced.hpp>
 #include <ordo/model/open1b.hpp>
@@ -17,22 +18,6 @@
 #include <ordo/reduce/sum.hpp>
 
 namespace ordo::audit {
-
-/// One line of the conformance report.
-struct conformance_line {
-  std::string name, sizes;
-  digest::hash256 hash;
-  friend bool operator==(const conformance_line&, const conformance_line&) = default;
-};
-
-/// Digest of the whole report: SHA-256 over "name sizes hash\n" of every line.
-inline digest::hash256 conformance_digest(const std::vector<conformance_line>& lines) {
-  digest::sha256 hash;
-  for (const conformance_line& line : lines) {
-    hash.update(line.name + " " + line.sizes + " " + digest::hex(line.hash) + "\n");
-  }
-  return hash.finish();
-}
 
 namespace detail {
 

@@ -75,13 +75,11 @@ ORDO_TARGET_AVX512 inline void dot_panel(std::int64_t k, const char* a, std::int
 template <bool Bytes, int Rows, int Vectors>
 ORDO_TARGET_AVX512 inline void dot_columns(std::int64_t m, std::int64_t n, std::int64_t k,
                                            const char* a, const char* b, std::int32_t* c) {
-  std::int64_t i = 0;
-  for (; i + Rows <= m; i += Rows) {
+  const std::int64_t whole = m - m % Rows;
+  for (std::int64_t i = 0; i < whole; i += Rows)
     dot_panel<Bytes, Rows, Vectors>(k, a + i * k * 4, k * 4, b, n, c + i * n, n);
-  }
-  for (; i < m; ++i) {
+  for (std::int64_t i = whole; i < m; ++i)
     dot_panel<Bytes, 1, Vectors>(k, a + i * k * 4, k * 4, b, n, c + i * n, n);
-  }
 }
 
 /// c [m, n] from a [m][k] groups and b [k][n] groups of four bytes.

@@ -106,7 +106,7 @@ struct f32_tile {
 
 }  // namespace portable
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 ORDO_INTRINSICS_BEGIN
 namespace avx512 {
 

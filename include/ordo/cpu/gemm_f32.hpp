@@ -127,7 +127,7 @@ void multiply_f32(const Space& space, const real_rows<TA>& a, const real_rows<TB
                   const Epilogue& epilogue) {
   if (a.rows == 0 || b.rows == 0) return;
   switch (active_isa()) {
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
     case isa::avx512:
       return lane_product<avx512::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
     case isa::avx2:

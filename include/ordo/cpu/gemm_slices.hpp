@@ -17,7 +17,7 @@
 
 namespace ordo::cpu {
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 namespace avx512 {
 
 /// One product: A of M x K by B of N x K, blocked as follows. Columns of C come in panels as wide as
@@ -30,6 +30,7 @@ class slice_product {
   static constexpr int strips = 48 / tile::rows, block_rows = strips * tile::rows;
   static constexpr std::int64_t k_bytes = 512;
   static constexpr std::size_t chunk_bytes = std::size_t{8} << 20;
+  static constexpr std::size_t group_bytes = std::size_t{1} << 20;
   static constexpr int plane = block_rows * tile::columns;
   static_assert(tile::columns <= most_piece);
 
@@ -61,14 +62,28 @@ class slice_product {
                              });
       ordo::detail::for_each(
           space, "ordo::gemm_slices::tiles", count * row_blocks, [&](std::int64_t i) {
-            const std::int64_t panel = i / row_blocks;
-            multiply(i % row_blocks * block_rows, first + panel,
+            const auto [block, panel] = item(i, row_blocks, count);
+            multiply(block * block_rows, first + panel,
                      packed_ + static_cast<std::size_t>(panel) * panel_bytes_, finish);
           });
     }
   }
 
  private:
+  struct row_block_and_panel {
+    std::int64_t block, panel;
+  };
+
+  /// Item i of a chunk of `panels`: groups of panels that stay in the second-level cache; within a
+  /// group block by block of rows; within a block panel by panel.
+  row_block_and_panel item(std::int64_t i, std::int64_t row_blocks, std::int64_t panels) const {
+    const std::int64_t group = std::clamp<std::int64_t>(
+        static_cast<std::int64_t>(group_bytes / std::max(panel_bytes_, std::size_t{1})), 1, panels);
+    const std::int64_t start = i / (group * row_blocks) * group;
+    const std::int64_t width = std::min(group, panels - start), within = i - start * row_blocks;
+    return {within / width, start + within % width};
+  }
+
   void pack(std::int64_t panel, std::uint8_t* out) const {
     for (int j = 0; j < SB; ++j)
       for (int v = 0; v < tile::vectors; ++v) {
@@ -83,12 +98,12 @@ class slice_product {
   void sum_rows(std::int64_t block) const {
     const std::int64_t end = std::min((block + 1) * block_rows, a_.rows);
     for (std::int64_t m = block * block_rows; m < end; ++m) {
-      std::int32_t sum[tile::weights] = {};
+      std::uint32_t sum[tile::weights] = {};
       for (int i = 0; i < SA; ++i) {
-        const std::int32_t of_row = start_of_row(a_.slice[i] + m * a_.stride, k_);
+        const std::uint32_t of_row = start_of_row(a_.slice[i] + m * a_.stride, k_);
         for (int j = 0; j < SB; ++j) sum[i + j] += of_row;
       }
-      for (int w = 0; w < tile::weights; ++w) starts_[w * a_.rows + m] = sum[w];
+      for (int w = 0; w < tile::weights; ++w) starts_[w * a_.rows + m] = static_cast<std::int32_t>(sum[w]);
     }
   }
 

@@ -15,7 +15,7 @@
 #include <ordo/cpu/int8_slices.hpp>
 #include <ordo/cpu/isa.hpp>
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 namespace ordo::cpu::avx2 {
 
 /// Sixteen entries as 16-bit integers.

@@ -14,7 +14,7 @@
 
 #include <ordo/cpu/isa.hpp>
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 ORDO_INTRINSICS_BEGIN
 namespace ordo::cpu::avx512 {
 
@@ -85,15 +85,15 @@ ORDO_AVX512 inline void pack_int8(const std::int8_t* b, std::int64_t stride, std
   }
 }
 
-/// Sum of k entries, times -128.
-ORDO_AVX512 inline std::int32_t start_of_row(const std::int8_t* a, std::int64_t k) {
+/// Sum of k entries, times -128, modulo 2^32.
+ORDO_AVX512 inline std::uint32_t start_of_row(const std::int8_t* a, std::int64_t k) {
   const __m512i ones = _mm512_set1_epi8(1);
   __m512i sum = _mm512_setzero_si512();
   for (std::int64_t k0 = 0; k0 < k; k0 += 64) {
     const __mmask64 mask = k - k0 >= 64 ? ~__mmask64{0} : (__mmask64{1} << (k - k0)) - 1;
     sum = _mm512_dpbusd_epi32(sum, ones, _mm512_maskz_loadu_epi8(mask, a + k0));
   }
-  return -128 * _mm512_reduce_add_epi32(sum);
+  return 0u - 128u * static_cast<std::uint32_t>(_mm512_reduce_add_epi32(sum));
 }
 
 template <class T>

@@ -2,21 +2,27 @@
 #pragma once
 
 /// \file
-/// Which instruction set the kernels of this directory use. Tuning: every choice gives the same bits.
+/// Which instruction set the kernels of this directory use. Tuning: every choice gives the same
+/// bits.
 
 #include <atomic>
 
 #include <ordo/core/error.hpp>
 
+/// In code of which the device's copy must know nothing.
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define ORDO_CPU_X86 1
+#endif
+
+#if defined(__x86_64__)
 #include <immintrin.h>
 /// Functions compiled for an instruction set that the rest of the program does not need.
 #define ORDO_AVX2 __attribute__((target("avx2")))
 #define ORDO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 /// Parts of such functions.
 #define ORDO_AVX512_INLINE ORDO_AVX512 __attribute__((always_inline)) inline
-/// Around code that uses intrinsics: gcc 12 takes its own undefined operands for uninitialised ones.
+/// Around code that uses intrinsics: gcc 12 takes its own undefined operands for uninitialised
+/// ones.
 #if defined(__clang__)
 #define ORDO_INTRINSICS_BEGIN
 #define ORDO_INTRINSICS_END
@@ -36,7 +42,7 @@ enum class isa { portable, avx2, avx512 };
 
 /// Whether this processor and this build have the instructions.
 inline bool supported(isa level) {
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
   static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
   static const bool avx512 =
       __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&

@@ -13,7 +13,7 @@
 #include <ordo/arith/bf16.hpp>
 #include <ordo/cpu/int8_avx512.hpp>
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 ORDO_INTRINSICS_BEGIN
 
 namespace ordo::cpu::avx512 {

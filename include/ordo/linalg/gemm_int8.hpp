@@ -44,7 +44,7 @@ void gemm_int8_plain(const Space& space, matrix_view<const std::int8_t, Space> a
 template <execution_space Space, class Epilogue>
 bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
                     matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
   if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
     const auto slices = [](const auto& x) {
       return cpu::int8_slices<1>{

@@ -80,7 +80,7 @@ void gemm_sliced_plain(const Space& space, const sliced_matrix<A, Space>& a,
       });
 }
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 /// Rounds and scales one piece of a row, and hands it on.
 template <int Weights, class Epilogue>
 struct round_piece {
@@ -110,7 +110,7 @@ struct round_piece {
 template <int A, int B, execution_space Space, class Epilogue>
 bool gemm_sliced_host(const Space& space, const sliced_matrix<A, Space>& a,
                       const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
   if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
     const auto slices = [](const auto& x) {
       cpu::int8_slices<std::remove_cvref_t<decltype(x)>::slices> out{

@@ -134,7 +134,7 @@ void slice_columns_plain(const Space& space, matrix_view<const T, Space> x, std:
       });
 }
 
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
 template <int Slices, execution_space Space, class T>
 void slice_rows_avx512(const Space& space, matrix_view<const T, Space> x,
                        const sliced_matrix<Slices, Space>& out) {
@@ -212,7 +212,7 @@ void slice_rows(const Space& space, const View& x, sliced_matrix<Slices, Space>&
   using T = std::remove_cv_t<typename View::value_type>;
   const matrix_view<const T, Space> in(x);
   out.resize(static_cast<std::int64_t>(in.extent(0)), static_cast<std::int64_t>(in.extent(1)));
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
   if constexpr (detail::on_host<Space>)
     if (cpu::active_isa() == cpu::isa::avx512)
       return detail::slice_rows_avx512<Slices, Space, T>(space, in, out);
@@ -235,7 +235,7 @@ void slice_columns(const Space& space, const View& x, std::int64_t r0, std::int6
               shape(in.extent(0), in.extent(1)),
           "the range must lie within the matrix");
   out.resize(static_cast<std::int64_t>(in.extent(1)), r1 - r0);
-#if defined(ORDO_CPU_X86)
+#if defined(__x86_64__)
   if constexpr (detail::on_host<Space>)
     if (cpu::active_isa() == cpu::isa::avx512)
       return detail::slice_columns_avx512<Slices, Space, T>(space, in, r0, r1, out);

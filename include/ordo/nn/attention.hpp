@@ -135,12 +135,10 @@ void attention_backward(const Space& space, AttentionBlocks<QueryBlock, KeyBlock
   const std::int64_t query_items = s.batch * s.heads * a.query_blocks;
   detail::run_stage(space, "ordo::nn::attention_backward::keys", key_items,
                     detail::backward_keys<blocks>{a});
-  detail::run_stage(space, "ordo::nn::attention_backward::queries", query_items,
-                    detail::backward_queries<blocks>{a, g});
-  detail::run_stage(space, "ordo::nn::attention_backward::tiles", s.batch * s.heads,
-                    detail::backward_tiles<blocks>{a, g});
-  detail::run_stage(space, "ordo::nn::attention_backward::finish_queries", query_items,
-                    detail::backward_finish_queries<blocks>{a, g});
+  detail::run_stage(space, "ordo::nn::attention_backward::magnitudes", query_items,
+                    detail::backward_magnitudes<blocks>{a, g});
+  detail::run_stage(space, "ordo::nn::attention_backward::heads", s.batch * s.heads,
+                    detail::backward_heads<blocks>{a, g});
   detail::run_stage(space, "ordo::nn::attention_backward::finish_keys", key_items,
                     detail::backward_finish_keys<blocks>{a, g});
 }

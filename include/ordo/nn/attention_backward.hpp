@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The stages of the backward pass: prepare keys, prepare queries, tiles, finish queries and keys.
+/// The stages of the backward pass: keys, magnitudes of dO, heads, and the end of dk and dv.
 
 #include <cstdint>
 #include <cstring>
@@ -99,7 +99,38 @@ struct backward_keys {
   }
 };
 
-/// Item: (sequence, head, query block).
+/// Whether a query row is poisoned, and the largest magnitude of its dO otherwise.
+ORDO_FORCE_FUNCTION bool read_row(const attention_problem& a, const attention_gradient& g,
+                                  std::int64_t head, std::int64_t t, std::uint32_t& largest) {
+  const std::int64_t h = head % a.s.heads, n = head / a.s.heads;
+  const bf16* d_out = g.d_out + (n * a.s.seq + t) * a.s.out_width() + h * a.s.head_dim;
+  largest = row_largest(d_out, a.dim());
+  const bool poisoned =
+      largest >= 0x7f800000u || arith::is_nan(g.log_sum_exp[head * a.s.seq + t]);
+  largest = poisoned ? 0 : largest;
+  return poisoned;
+}
+
+/// The largest magnitude of dO in one block of queries. Item: (sequence, head, query block).
+template <class Blocks>
+struct backward_magnitudes {
+  attention_problem a;
+  attention_gradient g;
+
+  template <class Engine>
+  ORDO_FORCE_FUNCTION void run(std::int64_t item) const {
+    const std::int64_t first = item % a.query_blocks * Blocks::query;
+    std::uint32_t largest = 0;
+    for (std::int64_t t = first; t < first + Blocks::query && t < a.s.seq; ++t) {
+      std::uint32_t row = 0;
+      read_row(a, g, item / a.query_blocks, t, row);
+      largest = row > largest ? row : largest;
+    }
+    a.b.o_largest[item] = largest;
+  }
+};
+
+/// Integer forms of q and dO of one block of queries. Item: (sequence, head, query block).
 template <class Blocks>
 struct backward_queries {
   attention_problem a;
@@ -114,36 +145,35 @@ struct backward_queries {
     std::int16_t* q = a.b.q_rows + item * queries * dim;
     std::int16_t* o = a.b.o_rows + item * queries * dim;
     alignas(64) std::int16_t block_o[queries * most_dims];
+    const std::size_t row_bytes = static_cast<std::size_t>(dim) * 2;
     float product[most_dims];
-    std::uint32_t row_max[queries], largest = 0;
+    std::uint32_t row_max[queries];
     for (int i = 0; i < queries; ++i) {
       const std::int64_t t = block * queries + i, slot = item * queries + i;
       std::int32_t shift = 126;
       bool poisoned = true;
-      for (int d = 0; d < dim; ++d) q[i * dim + d] = o[i * dim + d] = 0;
       a.b.delta[slot] = 0.0f;
       row_max[i] = 0;
-      if (t < a.s.seq) {
+      if (t >= a.s.seq) {
+        std::memset(q + i * dim, 0, row_bytes);
+      } else {
         const bf16* ORDO_RESTRICT d_out = g.d_out + (n * a.s.seq + t) * a.s.out_width() + h * dim;
         const bf16* ORDO_RESTRICT out = g.out + (n * a.s.seq + t) * a.s.out_width() + h * dim;
         a.fixed(n, t, h * a.s.head_dim, q + i * dim);
-        const std::uint32_t magnitude = row_largest(d_out, dim);
-        poisoned = magnitude >= 0x7f800000u || arith::is_nan(g.log_sum_exp[head * a.s.seq + t]);
+        poisoned = read_row(a, g, head, t, row_max[i]);
         if (!poisoned) {
-          row_max[i] = magnitude;
-          largest = magnitude > largest ? magnitude : largest;
-          shift = aligned_shift(magnitude, a.scales.row_limit, 126);
+          shift = aligned_shift(row_max[i], a.scales.row_limit, 126);
           align_bf16(d_out, dim, shift, a.scales.row_limit, o + i * dim);
           for (int d = 0; d < dim; ++d)
             product[d] = arith::mul_exact(arith::to_f32(d_out[d]), arith::to_f32(out[d]));
           a.b.delta[slot] = sum_lanes32(product, dim);
         }
       }
+      if (poisoned) std::memset(o + i * dim, 0, row_bytes);
       a.b.poisoned[slot] = poisoned;
       a.b.o_scale[slot] = arith::pow2(-shift);
     }
-    const std::int32_t block_shift = aligned_shift(largest, attention_limit, 126);
-    a.b.o_largest[item] = largest;
+    const std::int32_t block_shift = aligned_shift(a.b.o_largest[item], attention_limit, 126);
     a.b.o_shift[item] = block_shift;
     for (int i = 0; i < queries; ++i) {
       const std::int64_t t = block * queries + i;
@@ -176,13 +206,40 @@ ORDO_FORCE_FUNCTION attention_units group_units(const attention_problem& a, std:
   return make_attention_units(a.scales, d_out, values);
 }
 
+/// dq of one block of queries. Item: (sequence, head, query block).
+template <class Blocks>
+struct backward_finish_queries {
+  attention_problem a;
+  attention_gradient g;
+
+  template <class Engine>
+  ORDO_FORCE_FUNCTION void run(std::int64_t item) const {
+    constexpr int queries = Blocks::query;
+    const int dim = a.dim(), pairs = dim / 2;
+    const std::int64_t block = item % a.query_blocks, head = item / a.query_blocks;
+    const std::int64_t h = head % a.s.heads, n = head / a.s.heads;
+    const attention_units units = group_units<Blocks>(a, n, h / a.s.group());
+    for (std::int64_t i = 0; i < queries && block * queries + i < a.s.seq; ++i) {
+      const std::int64_t t = block * queries + i;
+      bf16* ORDO_RESTRICT dx = g.d_qkv + (n * a.s.seq + t) * a.s.qkv_width() + h * dim;
+      const bf16* x = a.token(n, t, h * dim);
+      unnormalise_row(a.b.d_q + (item * queries + i) * dim, units.query, x, a.dim(), a.scales, a.eps,
+                      a.cosine + t * pairs, a.sine + t * pairs, dx);
+      if (!units.representable || a.b.poisoned[item * queries + i] != 0) {
+        for (int d = 0; d < dim; ++d) dx[d] = bf16{0x7fc0};
+      }
+    }
+  }
+};
+
 ORDO_FORCE_FUNCTION std::int32_t within(std::int32_t s, std::int32_t low, std::int32_t high) {
   return s < low ? low : s > high ? high : s;
 }
 
-/// All tiles of one head. Item: (sequence, head).
+/// One head from its inputs to dq, and its part of dk and dv: while a head's integers are in a core's
+/// cache. Item: (sequence, head).
 template <class Blocks>
-struct backward_tiles {
+struct backward_heads {
   static constexpr int queries = Blocks::query, keys = Blocks::key;
   attention_problem a;
   attention_gradient g;
@@ -208,27 +265,38 @@ struct backward_tiles {
   template <class Engine>
   ORDO_FORCE_FUNCTION void run(std::int64_t head) const {
     const std::int64_t h = head % a.s.heads, n = head / a.s.heads, group = h / a.s.group();
-    const std::int64_t dim = a.s.head_dim;
+    const std::int64_t dim = a.dim();
     std::int64_t* d_q = a.b.d_q + head * a.query_blocks * queries * dim;
     std::int64_t* d_k = a.b.d_k + head * a.key_blocks * keys * dim;
     std::int64_t* d_v = a.b.d_v + head * a.key_blocks * keys * dim;
-    for (std::int64_t e = 0; e < a.query_blocks * queries * dim; ++e) d_q[e] = 0;
-    for (std::int64_t e = 0; e < a.key_blocks * keys * dim; ++e) d_k[e] = d_v[e] = 0;
+    const std::int64_t key_slab = keys * dim;
+    std::memset(d_q, 0, static_cast<std::size_t>(a.query_blocks * queries * dim) * 8);
+    std::memset(d_k, 0, static_cast<std::size_t>(a.key_blocks * key_slab) * 8);
+    std::memset(d_v, 0, static_cast<std::size_t>(a.key_blocks * key_slab) * 8);
     const attention_units units = group_units<Blocks>(a, n, group);
-    if (!units.representable || a.s.window == 0) return;
+    for (std::int64_t qb = 0; qb < a.query_blocks; ++qb)
+      backward_queries<Blocks>{a, g}.template run<Engine>(head * a.query_blocks + qb);
+    if (units.representable && a.s.window > 0) all_tiles<Engine>(units, head);
+    for (std::int64_t qb = 0; qb < a.query_blocks; ++qb)
+      backward_finish_queries<Blocks>{a, g}.template run<Engine>(head * a.query_blocks + qb);
+  }
+
+ private:
+  template <class Engine>
+  ORDO_FORCE_FUNCTION void all_tiles(const attention_units& units, std::int64_t head) const {
+    const std::int64_t kv = head / a.s.heads * a.s.kv_heads + head % a.s.heads / a.s.group();
     tile t;
     for (std::int64_t kb = 0; kb < a.key_blocks; ++kb) {
       const std::int64_t last_query = (kb + 1) * keys + a.s.window - 2;
       for (std::int64_t qb = kb * keys / queries; qb < a.query_blocks && qb * queries <= last_query;
            ++qb) {
-        products<Engine>(head, n * a.s.kv_heads + group, qb, kb, t);
+        products<Engine>(head, kv, qb, kb, t);
         align_tile(units, a.b.o_shift[head * a.query_blocks + qb], t);
-        accumulate<Engine>(units, head, n * a.s.kv_heads + group, qb, kb, t);
+        accumulate<Engine>(head, kv, qb, kb, t);
       }
     }
   }
 
- private:
   /// P and dS of the tile; rows of dS as integers.
   template <class Engine>
   ORDO_FORCE_FUNCTION void products(std::int64_t head, std::int64_t kv, std::int64_t qb,
@@ -288,7 +356,7 @@ struct backward_tiles {
 
   /// The three gradient products of the tile, added to the head's accumulators.
   template <class Engine>
-  ORDO_FORCE_FUNCTION void accumulate(const attention_units&, std::int64_t head, std::int64_t kv,
+  ORDO_FORCE_FUNCTION void accumulate(std::int64_t head, std::int64_t kv,
                                       std::int64_t qb, std::int64_t kb, tile& t) const {
     const int dim = a.dim();
     const std::int64_t query_slab = (head * a.query_blocks + qb) * queries * dim;
@@ -311,32 +379,6 @@ struct backward_tiles {
     for (int d = 0; d < dim; ++d) {
       accumulate_columns<keys>(t.low + d * keys, t.high + d * keys, t.p_shift,
                                a.b.d_v + key_slab + d * keys);
-    }
-  }
-};
-
-/// dq of one block of queries. Item: (sequence, head, query block).
-template <class Blocks>
-struct backward_finish_queries {
-  attention_problem a;
-  attention_gradient g;
-
-  template <class Engine>
-  ORDO_FORCE_FUNCTION void run(std::int64_t item) const {
-    constexpr int queries = Blocks::query;
-    const std::int64_t dim = a.s.head_dim, pairs = dim / 2;
-    const std::int64_t block = item % a.query_blocks, head = item / a.query_blocks;
-    const std::int64_t h = head % a.s.heads, n = head / a.s.heads;
-    const attention_units units = group_units<Blocks>(a, n, h / a.s.group());
-    for (std::int64_t i = 0; i < queries && block * queries + i < a.s.seq; ++i) {
-      const std::int64_t t = block * queries + i;
-      bf16* ORDO_RESTRICT dx = g.d_qkv + (n * a.s.seq + t) * a.s.qkv_width() + h * dim;
-      const bf16* x = a.token(n, t, h * dim);
-      unnormalise_row(a.b.d_q + (item * queries + i) * dim, units.query, x, a.dim(), a.scales, a.eps,
-                      a.cosine + t * pairs, a.sine + t * pairs, dx);
-      if (!units.representable || a.b.poisoned[item * queries + i] != 0) {
-        for (int d = 0; d < dim; ++d) dx[d] = bf16{0x7fc0};
-      }
     }
   }
 };

@@ -23,7 +23,7 @@ struct attention_problem {
   std::int64_t key_blocks, query_blocks;
   attention_buffers b;
 
-  ORDO_FORCE_FUNCTION int dim() const { return static_cast<int>(s.head_dim); }
+  ORDO_FORCE_FUNCTION int dim() const { return static_cast<int>(s.head_dim) & ~15; }
   /// Token t of sequence n, from its entry `column` on.
   ORDO_FORCE_FUNCTION const bf16* token(std::int64_t n, std::int64_t t, std::int64_t column) const {
     return qkv + (n * s.seq + t) * s.qkv_width() + column;
@@ -131,11 +131,12 @@ struct forward_queries {
     alignas(64) float sums[queries * most_dims];
     alignas(64) std::int32_t products[queries * (most_dims > keys ? most_dims : keys)];
     alignas(64) std::uint8_t p[queries * keys];
-    float total[queries], weight[queries];
+    alignas(64) float total[queries] = {}, largest[queries] = {}, weight[queries];
+    alignas(64) std::int32_t sum[queries] = {};
+    alignas(64) std::uint32_t seen[queries] = {};
     bool finite[queries];
     for (int i = 0; i < rows; ++i) {
       finite[i] = a.fixed(n, first + i, h * a.s.head_dim, q + i * dim);
-      total[i] = 0.0f;
     }
     for (int e = 0; e < rows * dim; ++e) sums[e] = 0.0f;
     const std::int64_t first_key = a.s.first_key(first), last_key = first + rows - 1;
@@ -145,24 +146,31 @@ struct forward_queries {
       for (int i = 0; i < rows; ++i) {
         int begin, end;
         visible(first + i, b, begin, end);
-        weight[i] = -1.0f;
-        if (begin >= end) {
-          for (int j = 0; j < keys; ++j) p[i * keys + j] = 0;
-          continue;
+        seen[i] = begin < end ? ~0u : 0u;
+        largest[i] = 0.0f;
+        sum[i] = 0;
+        if (begin < end) {
+          softmax_row<keys>(products + i * keys, a.scales.logit, begin, end, p + i * keys,
+                            largest[i], sum[i]);
+        } else {
+          std::memset(p + i * keys, 0, keys);
         }
-        float f;
-        std::int32_t sum;
-        softmax_row<keys>(products + i * keys, a.scales.logit, begin, end, p + i * keys, f, sum);
-        total[i] = arith::add(total[i], arith::mul(f, arith::mul(arith::from_int(sum), 0x1p-22f)));
-        weight[i] = arith::mul(f, a.b.v_weight[kv * a.key_blocks + b]);
+      }
+      const float step = a.b.v_weight[kv * a.key_blocks + b];
+      for (int i = 0; i < queries; ++i) {
+        const float f = arith::detail::exp_bounded(largest[i]);
+        const float next = masked_add(total[i], masked_mul(f, masked_mul(arith::from_int(sum[i]), 0x1p-22f)));
+        total[i] = arith::from_bits((arith::bits(next) & seen[i]) | (arith::bits(total[i]) & ~seen[i]));
+        weight[i] = masked_mul(f, step);
       }
       Engine::dot8(rows, dim, keys, p, a.b.v8 + slab, products);
       for (int i = 0; i < rows; ++i) {
-        if (weight[i] < 0.0f) continue;
+        if (seen[i] == 0) continue;
         const std::int32_t* ORDO_RESTRICT product = products + i * dim;
-        float* ORDO_RESTRICT sum = sums + i * dim;
+        float* ORDO_RESTRICT o = sums + i * dim;
+        const float w = weight[i];
         for (int d = 0; d < dim; ++d)
-          sum[d] = arith::add(sum[d], arith::mul(weight[i], arith::from_int(product[d])));
+          o[d] = masked_add(o[d], masked_mul(w, arith::from_int(product[d])));
       }
     }
     finish(n, h, head, kv, first, rows, sums, total, finite);

@@ -6,6 +6,7 @@
 /// is tuning.
 
 #include <cstdint>
+#include <cstring>
 
 #include <ordo/arith/functions.hpp>
 #include <ordo/nn/attention_shape.hpp>
@@ -67,11 +68,11 @@ ORDO_FORCE_FUNCTION float logit(std::int32_t dot, float scale) {
   return arith::detail::mul_rn(arith::from_int(dot), scale);
 }
 
-/// Softmax numerators of one query row within one key block: the visible keys are [begin, end).
-/// Writes p (0 for keys that are not visible), adds nothing; returns f = exp(m) and S.
+/// Softmax numerators of one query row within one key block, of which [begin, end) are visible:
+/// writes p (0 for keys that are not visible), the largest logit and S.
 template <int Keys>
 ORDO_FORCE_FUNCTION void softmax_row(const std::int32_t* ORDO_RESTRICT dots, float scale, int begin,
-                                     int end, std::uint8_t* ORDO_RESTRICT p, float& f,
+                                     int end, std::uint8_t* ORDO_RESTRICT p, float& largest_logit,
                                      std::int32_t& sum) {
   // The largest logit is the logit of the largest dot product: both roundings are monotone.
   std::int32_t largest = -0x7fffffff;
@@ -87,7 +88,7 @@ ORDO_FORCE_FUNCTION void softmax_row(const std::int32_t* ORDO_RESTRICT dots, flo
     p[j] = static_cast<std::uint8_t>(nearest(arith::detail::mul_rn(u, 127.0f)) & seen);
     total += nearest(arith::detail::mul_rn(u, 0x1p22f)) & seen;
   }
-  f = arith::exp(m);
+  largest_logit = m;
   sum = total;
 }
 
@@ -132,8 +133,9 @@ ORDO_FORCE_FUNCTION void align_pairs(const float* ORDO_RESTRICT x0, const float*
   for (int j = 0; j < Keys; ++j) {
     const std::int32_t lower = nearest(arith::detail::mul_rn(x0[j], scale[j]));
     const std::int32_t upper = nearest(arith::detail::mul_rn(x1[j], scale[j]));
-    out[2 * j] = static_cast<std::int16_t>(lower);
-    out[2 * j + 1] = static_cast<std::int16_t>(upper);
+    const std::uint32_t pair =
+        (static_cast<std::uint32_t>(lower) & 0xffffu) | (static_cast<std::uint32_t>(upper) << 16);
+    std::memcpy(out + 2 * j, &pair, 4);  // the lower half first: every target is little-endian
   }
 }
 

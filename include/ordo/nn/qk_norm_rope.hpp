@@ -17,14 +17,33 @@ namespace ordo::nn::detail {
 /// Largest head dimension.
 inline constexpr int most_dims = 256;
 
+/// arith::add with the flush as a mask, so that compilers vectorize chains of it.
+ORDO_FORCE_FUNCTION float masked_add(float a, float b) {
+  const std::uint32_t u = arith::bits(arith::detail::add_rn(a, b));
+  return arith::from_bits(u & ((0u - static_cast<std::uint32_t>((u & 0x7fffffffu) >= 0x00800000u)) |
+                               0x80000000u));
+}
+
+/// Adjacent pairs of N lanes, N a power of two: order::join_lanes, out of place.
+template <int N>
+ORDO_FORCE_FUNCTION float join_pairs(const float* ORDO_RESTRICT lane) {
+  if constexpr (N == 1) {
+    return lane[0];
+  } else {
+    float half[N / 2];
+    for (int j = 0; j < N / 2; ++j) half[j] = masked_add(lane[2 * j], lane[2 * j + 1]);
+    return join_pairs<N / 2>(half);
+  }
+}
+
 /// order::Lanes<32> of x[0] ... x[n-1], n a multiple of 16.
 ORDO_FORCE_FUNCTION float sum_lanes32(const float* ORDO_RESTRICT x, int n) {
   float lane[32] = {};
   for (int d = 0; d < n; d += 16) {
     float* ORDO_RESTRICT half = lane + (d & 16);
-    for (int j = 0; j < 16; ++j) half[j] = arith::add(half[j], x[d + j]);
+    for (int j = 0; j < 16; ++j) half[j] = masked_add(half[j], x[d + j]);
   }
-  return order::join_lanes(lane);
+  return join_pairs<32>(lane);
 }
 
 /// y = x r, and whether the sum of squares is finite. Returns r = rsqrt(mean of squares + eps).

@@ -57,7 +57,7 @@ template <>
 inline constexpr bool is_policy<Tree> = true;
 template <>
 inline constexpr bool is_policy<Exact> = true;
-}  // namespace detail
+} // namespace detail
 
 /// One of the policies above.
 template <class T>
@@ -67,4 +67,4 @@ concept ordering_policy = detail::is_policy<std::remove_cv_t<T>>;
 template <class T>
 concept floating_order = ordering_policy<T> && !std::is_same_v<std::remove_cv_t<T>, Exact>;
 
-}  // namespace ordo::order
+} // namespace ordo::order

@@ -15,7 +15,8 @@ namespace ordo::order {
 template <int W>
 ORDO_FORCE_FUNCTION float join_lanes(float (&lane)[W]) {
   for (int half = W / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) lane[j] = arith::add(lane[2 * j], lane[2 * j + 1]);
+    for (int j = 0; j < half; ++j)
+      lane[j] = arith::add(lane[2 * j], lane[2 * j + 1]);
   }
   return lane[0];
 }
@@ -26,7 +27,8 @@ ORDO_FORCE_FUNCTION float join_lanes(float (&lane)[W]) {
 template <class Load>
 ORDO_FUNCTION float sum(Sequential, std::int64_t n, const Load& load) {
   float total = 0.0f;
-  for (std::int64_t i = 0; i < n; ++i) total = arith::add(total, load(i));
+  for (std::int64_t i = 0; i < n; ++i)
+    total = arith::add(total, load(i));
   return total;
 }
 
@@ -36,18 +38,20 @@ ORDO_FUNCTION float sum(Lanes<W>, std::int64_t n, const Load& load) {
   float lane[W] = {};
   const std::int64_t whole = n - n % W;
   for (std::int64_t i = 0; i < whole; i += W) {
-    for (int j = 0; j < W; ++j) lane[j] = arith::add(lane[j], load(i + j));
+    for (int j = 0; j < W; ++j)
+      lane[j] = arith::add(lane[j], load(i + j));
   }
-  for (std::int64_t i = whole; i < n; ++i) lane[i - whole] = arith::add(lane[i - whole], load(i));
+  for (std::int64_t i = whole; i < n; ++i)
+    lane[i - whole] = arith::add(lane[i - whole], load(i));
   return join_lanes(lane);
 }
 
 /// The open blocks of an order::Tree sum whose leaves arrive in ascending order.
 ///
-/// After `count` leaves there is one open block for each bit set in count, largest first. A leaf may
-/// itself be the sum of a power-of-two block, the same power for all leaves of one object.
+/// After `count` leaves there is one open block for each bit set in count, largest first. A leaf
+/// may itself be the sum of a power-of-two block, the same power for all leaves of one object.
 class tree_fold {
- public:
+public:
   /// Adds the next leaf; closes as many pairs as the new count has trailing zero bits.
   ORDO_FUNCTION void push(float leaf) {
     ++count_;
@@ -63,13 +67,15 @@ class tree_fold {
   /// The same, continued by the open blocks of `rest`, all of which are smaller.
   ORDO_FUNCTION float result(const tree_fold& rest) const {
     const int blocks = depth_ + rest.depth_;
-    if (blocks == 0) return 0.0f;
+    if (blocks == 0)
+      return 0.0f;
     float total = block(0, rest);
-    for (int i = 1; i < blocks; ++i) total = arith::add(total, block(i, rest));
+    for (int i = 1; i < blocks; ++i)
+      total = arith::add(total, block(i, rest));
     return total;
   }
 
- private:
+private:
   ORDO_FUNCTION float block(int i, const tree_fold& rest) const {
     return i < depth_ ? open_[i] : rest.open_[i - depth_];
   }
@@ -78,8 +84,8 @@ class tree_fold {
   std::uint64_t count_ = 0;
 };
 
-/// The same by order::Tree. Blocks of 32 are joined at once, which compilers vectorize; the rest one
-/// by one.
+/// The same by order::Tree. Blocks of 32 are joined at once, which compilers vectorize; the rest
+/// one by one.
 template <class Load>
 ORDO_FUNCTION float sum(Tree, std::int64_t n, const Load& load) {
   constexpr int leaf = 32;
@@ -87,11 +93,13 @@ ORDO_FUNCTION float sum(Tree, std::int64_t n, const Load& load) {
   const std::int64_t whole = n - n % leaf;
   for (std::int64_t i = 0; i < whole; i += leaf) {
     float pair[leaf];
-    for (int j = 0; j < leaf; ++j) pair[j] = load(i + j);
+    for (int j = 0; j < leaf; ++j)
+      pair[j] = load(i + j);
     leaves.push(join_lanes(pair));
   }
-  for (std::int64_t i = whole; i < n; ++i) rest.push(load(i));
+  for (std::int64_t i = whole; i < n; ++i)
+    rest.push(load(i));
   return leaves.result(rest);
 }
 
-}  // namespace ordo::order
+} // namespace ordo::order

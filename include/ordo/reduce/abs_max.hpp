@@ -22,13 +22,15 @@ ORDO_FORCE_FUNCTION std::uint32_t magnitude_bits(float x) {
 ORDO_FORCE_FUNCTION std::uint32_t magnitude_bits(bf16 x) {
   return magnitude_bits(arith::to_f32(x));
 }
-ORDO_FORCE_FUNCTION std::uint32_t larger(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
+ORDO_FORCE_FUNCTION std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+  return a > b ? a : b;
+}
 
 ORDO_FORCE_FUNCTION float from_magnitude(std::uint32_t u) {
   return arith::canonical(arith::from_bits(u));
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// The largest |x| of a vector of float or bf16; +0 if it is empty.
 ///
@@ -40,15 +42,15 @@ float abs_max(const Space& space, const View& x) {
   const T* const from = view.data();
   const Kokkos::View<std::uint32_t, typename Space::memory_space> cell("ordo::reduce::abs_max");
   std::uint32_t* const largest = cell.data();
-  ordo::detail::for_blocks(space, "ordo::reduce::abs_max",
-                           static_cast<std::int64_t>(view.extent(0)), 16384,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-    std::uint32_t here = 0;
-    for (std::int64_t i = begin; i < end; ++i) {
-      here = detail::larger(here, detail::magnitude_bits(from[i]));
-    }
-    Kokkos::atomic_fetch_max(largest, here);
-  });
+  ordo::detail::for_blocks(
+      space, "ordo::reduce::abs_max", static_cast<std::int64_t>(view.extent(0)), 16384,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        std::uint32_t here = 0;
+        for (std::int64_t i = begin; i < end; ++i) {
+          here = detail::larger(here, detail::magnitude_bits(from[i]));
+        }
+        Kokkos::atomic_fetch_max(largest, here);
+      });
   std::uint32_t bits = 0;
   Kokkos::deep_copy(bits, cell);
   return detail::from_magnitude(bits);
@@ -67,17 +69,17 @@ void row_abs_max(const Space& space, const View& x, const vector_view<float, Spa
           shape(view.extent(0), view.extent(1)) + " has not " + shape(out.extent(0)) + " rows");
   const T* const from = view.data();
   float* const to = out.data();
-  ordo::detail::for_blocks(space, "ordo::reduce::row_abs_max",
-                           static_cast<std::int64_t>(view.extent(0)), 16,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      std::uint32_t here = 0;
-      for (std::int64_t c = 0; c < columns; ++c) {
-        here = detail::larger(here, detail::magnitude_bits(from[r * columns + c]));
-      }
-      to[r] = detail::from_magnitude(here);
-    }
-  });
+  ordo::detail::for_blocks(
+      space, "ordo::reduce::row_abs_max", static_cast<std::int64_t>(view.extent(0)), 16,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) {
+          std::uint32_t here = 0;
+          for (std::int64_t c = 0; c < columns; ++c) {
+            here = detail::larger(here, detail::magnitude_bits(from[r * columns + c]));
+          }
+          to[r] = detail::from_magnitude(here);
+        }
+      });
 }
 
 /// The largest magnitude of each column.
@@ -95,17 +97,19 @@ void column_abs_max(const Space& space, const View& x, const vector_view<float, 
   constexpr std::int64_t block = 64;
   const T* const from = view.data();
   float* const to = out.data();
-  ordo::detail::for_blocks(space, "ordo::reduce::column_abs_max", columns, block,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-    std::uint32_t here[block] = {};
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = begin; c < end; ++c) {
-        here[c - begin] =
-            detail::larger(here[c - begin], detail::magnitude_bits(from[r * columns + c]));
-      }
-    }
-    for (std::int64_t c = begin; c < end; ++c) to[c] = detail::from_magnitude(here[c - begin]);
-  });
+  ordo::detail::for_blocks(
+      space, "ordo::reduce::column_abs_max", columns, block,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        std::uint32_t here[block] = {};
+        for (std::int64_t r = 0; r < rows; ++r) {
+          for (std::int64_t c = begin; c < end; ++c) {
+            here[c - begin] =
+                detail::larger(here[c - begin], detail::magnitude_bits(from[r * columns + c]));
+          }
+        }
+        for (std::int64_t c = begin; c < end; ++c)
+          to[c] = detail::from_magnitude(here[c - begin]);
+      });
 }
 
-}  // namespace ordo::reduce
+} // namespace ordo::reduce

@@ -29,8 +29,8 @@ struct named_values {
 };
 
 struct norm_result {
-  float norm;         ///< square root of the sum
-  float sum_squares;  ///< infinity if a square or the sum overflows: the caller's event
+  float norm;        ///< square root of the sum
+  float sum_squares; ///< infinity if a square or the sum overflows: the caller's event
 };
 
 namespace detail {
@@ -38,7 +38,7 @@ struct norm_part {
   const float* from;
   std::int64_t n;
 };
-}  // namespace detail
+} // namespace detail
 
 /// The sum of squares of one chunk of at most norm_chunk elements: Lanes<32> over mul(x, x). What a
 /// rank computes of the chunks that it owns.
@@ -53,9 +53,8 @@ ORDO_FUNCTION float chunk_sum_squares(const float* from, std::int64_t n) {
 /// and takes the square root. NaN becomes the canonical NaN.
 inline norm_result join_chunk_sums(std::span<const float> sums) {
   const arith::float_mode mode;
-  const float sum = order::sum(order::Tree{}, static_cast<std::int64_t>(sums.size()), [=](auto i) {
-    return sums[static_cast<std::size_t>(i)];
-  });
+  const float sum = order::sum(order::Tree{}, static_cast<std::int64_t>(sums.size()),
+                               [=](auto i) { return sums[static_cast<std::size_t>(i)]; });
   return {mode.pinned(arith::canonical(arith::sqrt(sum))), mode.pinned(arith::canonical(sum))};
 }
 
@@ -69,11 +68,13 @@ inline norm_result join_chunk_sums(std::span<const float> sums) {
 /// Source: contract, section 9, point 4.
 template <execution_space Space>
 norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors) {
-  static_assert(Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible,
-                "ordo::reduce::global_norm: the list of chunks is built by the host; use chunk_sum_squares "
-                "and join_chunk_sums on a device");
+  static_assert(
+      Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible,
+      "ordo::reduce::global_norm: the list of chunks is built by the host; use chunk_sum_squares "
+      "and join_chunk_sums on a device");
   std::vector<const named_values<Space>*> sorted;
-  for (const auto& tensor : tensors) sorted.push_back(&tensor);
+  for (const auto& tensor : tensors)
+    sorted.push_back(&tensor);
   std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->name < b->name; });
   std::vector<detail::norm_part> parts;
   for (std::size_t t = 0; t < sorted.size(); ++t) {
@@ -92,9 +93,10 @@ norm_result global_norm(const Space& space, std::span<const named_values<Space>>
   ordo::detail::for_blocks(space, "ordo::reduce::global_norm",
                            static_cast<std::int64_t>(parts.size()), 16,
                            [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c) sum[c] = chunk_sum_squares(part[c].from, part[c].n);
-  });
+                             for (std::int64_t c = begin; c < end; ++c)
+                               sum[c] = chunk_sum_squares(part[c].from, part[c].n);
+                           });
   return join_chunk_sums(sums);
 }
 
-}  // namespace ordo::reduce
+} // namespace ordo::reduce

@@ -6,8 +6,8 @@
 /// leaves room for it.
 
 #include <cstdint>
-#include <string>
 #include <limits>
+#include <string>
 #include <type_traits>
 
 #include <ordo/arith/bf16.hpp>
@@ -46,8 +46,8 @@ struct square {
 /// One number on the device and its way back.
 template <class T, class Space>
 class result_cell {
- public:
-  explicit result_cell(const std::string& label) : cell_(label) {}  // zeroed
+public:
+  explicit result_cell(const std::string& label) : cell_(label) {} // zeroed
   T* data() const { return cell_.data(); }
   T get() const {
     T value;
@@ -55,7 +55,7 @@ class result_cell {
     return value;
   }
 
- private:
+private:
   Kokkos::View<T, typename Space::memory_space> cell_;
 };
 
@@ -63,39 +63,48 @@ template <class Space, class T, class Term>
 float sum(const Space& space, order::Sequential policy, const T* x, std::int64_t n, Term term) {
   const result_cell<float, Space> cell("ordo::reduce::result");
   float* const out = cell.data();
-  ordo::detail::for_each(space, "ordo::reduce::sequential", 1, KOKKOS_LAMBDA(std::int64_t) {
-    *out = order::sum(policy, n, [=](std::int64_t i) { return term(x[i]); });
-  });
+  ordo::detail::for_each(
+      space, "ordo::reduce::sequential", 1, KOKKOS_LAMBDA(std::int64_t) {
+        *out = order::sum(policy, n, [=](std::int64_t i) { return term(x[i]); });
+      });
   return arith::canonical(cell.get());
 }
 
-/// Groups of lanes are independent; the last step joins all lanes.
+/// Groups of lanes are independent: on a host as many as compilers make vectors of, elsewhere one.
+/// The last step joins all lanes.
 template <class Space, int W, class T, class Term>
 float sum(const Space& space, order::Lanes<W>, const T* x, std::int64_t n, Term term) {
-  constexpr int group = W < 16 ? W : 16;
+  constexpr bool host =
+      Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible;
+  constexpr int group = !host ? 1 : W < 32 ? W : 32;
   const Kokkos::View<float*, typename Space::memory_space> lanes("ordo::reduce::lanes", W);
   float* const lane = lanes.data();
-  ordo::detail::for_each(space, "ordo::reduce::lanes", W / group, KOKKOS_LAMBDA(std::int64_t g) {
-    const T* const from = x + g * group;
-    const std::int64_t here = n - g * group;
-    float total[group] = {};
-    std::int64_t i = 0;
-    for (; i + group <= here; i += W) {
-      for (int j = 0; j < group; ++j) total[j] = arith::add(total[j], term(from[i + j]));
-    }
-    for (int j = 0; i + j < here && j < group; ++j) {
-      total[j] = arith::add(total[j], term(from[i + j]));
-    }
-    for (int j = 0; j < group; ++j) lane[g * group + j] = total[j];
-  });
+  ordo::detail::for_each(
+      space, "ordo::reduce::lanes", W / group, KOKKOS_LAMBDA(std::int64_t g) {
+        const T* const from = x + g * group;
+        const std::int64_t here = n - g * group;
+        float total[group] = {};
+        std::int64_t i = 0;
+        for (; i + group <= here; i += W) {
+          for (int j = 0; j < group; ++j)
+            total[j] = arith::add(total[j], term(from[i + j]));
+        }
+        for (int j = 0; i + j < here && j < group; ++j) {
+          total[j] = arith::add(total[j], term(from[i + j]));
+        }
+        for (int j = 0; j < group; ++j)
+          lane[g * group + j] = total[j];
+      });
   const result_cell<float, Space> cell("ordo::reduce::result");
   float* const out = cell.data();
-  ordo::detail::for_each(space, "ordo::reduce::join", 1, KOKKOS_LAMBDA(std::int64_t) {
-    for (int half = W / 2; half > 0; half /= 2) {
-      for (int j = 0; j < half; ++j) lane[j] = arith::add(lane[2 * j], lane[2 * j + 1]);
-    }
-    *out = lane[0];
-  });
+  ordo::detail::for_each(
+      space, "ordo::reduce::join", 1, KOKKOS_LAMBDA(std::int64_t) {
+        for (int half = W / 2; half > 0; half /= 2) {
+          for (int j = 0; j < half; ++j)
+            lane[j] = arith::add(lane[2 * j], lane[2 * j + 1]);
+        }
+        *out = lane[0];
+      });
   return arith::canonical(cell.get());
 }
 
@@ -105,21 +114,25 @@ template <class Space, class T, class Term>
 float sum(const Space& space, order::Tree policy, const T* x, std::int64_t n, Term term) {
   constexpr std::int64_t chunk = 4096;
   const std::int64_t chunks = n / chunk;
-  const Kokkos::View<float*, typename Space::memory_space> partials("ordo::reduce::chunks",
-                                                                    static_cast<std::size_t>(chunks));
+  const Kokkos::View<float*, typename Space::memory_space> partials(
+      "ordo::reduce::chunks", static_cast<std::size_t>(chunks));
   float* const partial = partials.data();
-  ordo::detail::for_each(space, "ordo::reduce::chunks", chunks, KOKKOS_LAMBDA(std::int64_t c) {
-    const T* const from = x + c * chunk;
-    partial[c] = order::sum(policy, chunk, [=](std::int64_t i) { return term(from[i]); });
-  });
+  ordo::detail::for_each(
+      space, "ordo::reduce::chunks", chunks, KOKKOS_LAMBDA(std::int64_t c) {
+        const T* const from = x + c * chunk;
+        partial[c] = order::sum(policy, chunk, [=](std::int64_t i) { return term(from[i]); });
+      });
   const result_cell<float, Space> cell("ordo::reduce::result");
   float* const out = cell.data();
-  ordo::detail::for_each(space, "ordo::reduce::fold", 1, KOKKOS_LAMBDA(std::int64_t) {
-    order::tree_fold leaves, rest;
-    for (std::int64_t c = 0; c < chunks; ++c) leaves.push(partial[c]);
-    for (std::int64_t i = chunks * chunk; i < n; ++i) rest.push(term(x[i]));
-    *out = leaves.result(rest);
-  });
+  ordo::detail::for_each(
+      space, "ordo::reduce::fold", 1, KOKKOS_LAMBDA(std::int64_t) {
+        order::tree_fold leaves, rest;
+        for (std::int64_t c = 0; c < chunks; ++c)
+          leaves.push(partial[c]);
+        for (std::int64_t i = chunks * chunk; i < n; ++i)
+          rest.push(term(x[i]));
+        *out = leaves.result(rest);
+      });
   return arith::canonical(cell.get());
 }
 
@@ -131,12 +144,14 @@ float sum(const Space& space, order::Exact, const T* x, std::int64_t n, Term ter
           "sum parts of less than 2^31 and join their exact_sum");
   const result_cell<exact_sum, Space> cell("ordo::reduce::exact");
   exact_sum* const total = cell.data();
-  ordo::detail::for_blocks(space, "ordo::reduce::exact", n, 16384,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-    exact_sum part;
-    for (std::int64_t i = begin; i < end; ++i) part.add(term(x[i]));
-    for (int w = 0; w < exact_sum::words; ++w) Kokkos::atomic_add(&total->word(w), part.word(w));
-  });
+  ordo::detail::for_blocks(
+      space, "ordo::reduce::exact", n, 16384, KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        exact_sum part;
+        for (std::int64_t i = begin; i < end; ++i)
+          part.add(term(x[i]));
+        for (int w = 0; w < exact_sum::words; ++w)
+          Kokkos::atomic_add(&total->word(w), part.word(w));
+      });
   return cell.get().result();
 }
 
@@ -147,16 +162,18 @@ std::int64_t integer_sum(const Space& space, const T* x, std::int64_t n) {
           std::to_string(n) + " integers may overflow a 64-bit sum", "sum parts");
   const result_cell<std::int64_t, Space> cell("ordo::reduce::result");
   std::int64_t* const total = cell.data();
-  ordo::detail::for_blocks(space, "ordo::reduce::integers", n, 16384,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-    std::int64_t part = 0;
-    for (std::int64_t i = begin; i < end; ++i) part += x[i];
-    Kokkos::atomic_add(total, part);
-  });
+  ordo::detail::for_blocks(
+      space, "ordo::reduce::integers", n, 16384,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        std::int64_t part = 0;
+        for (std::int64_t i = begin; i < end; ++i)
+          part += x[i];
+        Kokkos::atomic_add(total, part);
+      });
   return cell.get();
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// The sum of a vector of float, bf16, or (order::Exact only) int8 or int32.
 ///
@@ -181,9 +198,8 @@ auto sum(const Space& space, Policy policy, const View& x) {
 
 /// The sum of the squares of a vector of float or bf16.
 ///
-/// Order: by the policy, over the squares: of float each rounded by arith::mul, of bf16 exact. Under
-/// order::Exact the sum of these is exact.
-/// Bits: as sum. Squares that overflow give infinity.
+/// Order: by the policy, over the squares: of float each rounded by arith::mul, of bf16 exact.
+/// Under order::Exact the sum of these is exact. Bits: as sum. Squares that overflow give infinity.
 template <execution_space Space, order::ordering_policy Policy, class View>
 float sum_squares(const Space& space, Policy policy, const View& x) {
   const vector_view<const detail::element<View>, Space> view = x;
@@ -191,4 +207,4 @@ float sum_squares(const Space& space, Policy policy, const View& x) {
                      detail::square{});
 }
 
-}  // namespace ordo::reduce
+} // namespace ordo::reduce

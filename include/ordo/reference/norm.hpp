@@ -17,8 +17,8 @@
 
 namespace ordo::reference {
 
-/// Square root of: tensors in name order, chunks of 4096, squares of a chunk by Lanes<32>, all chunk
-/// sums by Tree.
+/// Square root of: tensors in name order, chunks of 4096, squares of a chunk by Lanes<32>, all
+/// chunk sums by Tree.
 inline float global_norm(const std::map<std::string, std::vector<float>>& tensors) {
   std::vector<float> chunk_sums;
   for (const auto& [name, values] : tensors) {
@@ -35,4 +35,4 @@ inline float global_norm(const std::map<std::string, std::vector<float>>& tensor
   return arith::canonical(arith::sqrt(sum(order::Tree{}, chunk_sums)));
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -34,4 +34,4 @@ inline void truncated_normal(std::uint64_t seed, std::string_view name, std::spa
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// The devices that this build of the programs can run on, chosen at run time by name. The
+/// templates behind them are instantiated once, in the sources beside this file.
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ordo/audit/conformance_line.hpp>
+#include <ordo/train/driver.hpp>
+
+namespace ordo::instances {
+
+/// Kokkos for the length of a program. Threads are not bound unless the user asks for it: programs
+/// share their machine.
+class kokkos_scope {
+ public:
+  kokkos_scope() {
+    ::setenv("OMP_PROC_BIND", "false", 0);
+    Kokkos::InitArguments arguments;
+    arguments.disable_warnings = true;
+    Kokkos::initialize(arguments);
+  }
+  kokkos_scope(const kokkos_scope&) = delete;
+  ~kokkos_scope() { Kokkos::finalize(); }
+};
+
+/// A driver of a run, and the conformance report, on one execution space.
+struct device {
+  const char* name;
+  std::unique_ptr<train::driver> (*make_driver)(const train::run_config&,
+                                                std::shared_ptr<const data::corpus>);
+  std::vector<audit::conformance_line> (*conformance)();
+};
+
+const device& serial();
+#if defined(KOKKOS_ENABLE_OPENMP)
+const device& openmp();
+#endif
+
+/// The device called `name`; the first of openmp and serial for an empty name. Throws with the
+/// names there are.
+inline const device& find_device(const std::string& name) {
+  std::vector<const device*> all;
+#if defined(KOKKOS_ENABLE_OPENMP)
+  all.push_back(&openmp());
+#endif
+  all.push_back(&serial());
+  std::string names;
+  for (const device* candidate : all) {
+    if (name.empty() || name == candidate->name) return *candidate;
+    names += (names.empty() ? "" : ", ") + std::string(candidate->name);
+  }
+  throw error("--device " + name, "this build has no such device", "it has: " + names);
+}
+
+
+}  // namespace ordo::instances

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// The training loop: steps, records, checkpoints, progress, and stopping without loss.
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <ordo/train/run_directory.hpp>
+
+#include "command_line.hpp"
+#include "devices.hpp"
+
+namespace ordo::program {
+
+struct loop_options {
+  std::string device, corpus;
+  std::optional<std::uint64_t> until;
+  bool quiet = false, json = false;
+};
+
+/// Keeps a second trainer out of a run for as long as it lives.
+class run_lock {
+ public:
+  explicit run_lock(const std::filesystem::path& run) : file_(run / "lock", O_RDWR | O_CREAT) {
+    require(::flock(file_.handle(), LOCK_EX | LOCK_NB) == 0, run.string(),
+            "another program is training this run", "wait for it, or stop it");
+  }
+
+ private:
+  io::file file_;
+};
+
+/// Whether SIGINT or SIGTERM has asked to stop. A second signal ends the program at once; the run
+/// survives that too, at its last checkpoint.
+class stop_request {
+ public:
+  stop_request() {
+    for (const int number : {SIGINT, SIGTERM}) std::signal(number, &on_signal);
+  }
+  static bool seen() { return seen_; }
+
+ private:
+  static void on_signal(int number) {
+    seen_ = 1;
+    std::signal(number, SIG_DFL);
+  }
+  static inline volatile std::sig_atomic_t seen_ = 0;
+};
+
+/// "1:02:03" or "2:03".
+inline std::string duration(double seconds) {
+  const auto s = static_cast<unsigned long long>(seconds);
+  char text[32];
+  if (s >= 3600) {
+    std::snprintf(text, sizeof text, "%llu:%02llu:%02llu", s / 3600, s / 60 % 60, s % 60);
+  } else {
+    std::snprintf(text, sizeof text, "%llu:%02llu", s / 60, s % 60);
+  }
+  return text;
+}
+
+/// The progress line: rewritten in place on a terminal, one line every ten seconds elsewhere.
+class progress_line {
+ public:
+  explicit progress_line(bool quiet) : quiet_(quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+  void show(const train::advanced& step, std::uint64_t last_step, double seconds, bool final) {
+    rate_ = rate_ == 0 ? static_cast<double>(step.tokens) / seconds
+                       : 0.9 * rate_ + 0.1 * static_cast<double>(step.tokens) / seconds;
+    per_step_ = per_step_ == 0 ? seconds : 0.9 * per_step_ + 0.1 * seconds;
+    const auto now = std::chrono::steady_clock::now();
+    if (quiet_ || (!terminal_ && !final && now - shown_ < std::chrono::seconds(10))) return;
+    shown_ = now;
+    const std::uint64_t at = step.record.at("step").get<std::uint64_t>();
+    std::fprintf(stderr, "%sstep %llu/%llu  loss %.4f  norm %.3f  %.0f tokens/s  %s left%s%s",
+                 terminal_ ? "\r\033[K" : "", static_cast<unsigned long long>(at),
+                 static_cast<unsigned long long>(last_step), static_cast<double>(step.result.loss),
+                 static_cast<double>(step.result.norm), rate_,
+                 duration(per_step_ * static_cast<double>(last_step - at)).c_str(),
+                 step.result.spike.skip ? "  (update skipped)" : "", terminal_ && !final ? "" : "\n");
+    std::fflush(stderr);
+  }
+
+ private:
+  bool quiet_, terminal_;
+  double rate_ = 0, per_step_ = 0;
+  std::chrono::steady_clock::time_point shown_{};
+};
+
+/// The number of the run's last step: the first at or past schedule.total_tokens.
+inline std::uint64_t last_step_of(const train::run_config& run) {
+  std::uint64_t step = 0, tokens = 0;
+  for (; tokens < run.total_tokens; ++step) tokens += run.windows_at(tokens) * run.sequence;
+  return step;
+}
+
+inline train::json metrics_of(const train::advanced& step, double seconds) {
+  return {{"step", step.record.at("step")},
+          {"tokens", step.record.at("tokens")},
+          {"loss", step.result.loss},
+          {"norm", step.result.norm},
+          {"learning_rate", step.result.learning_rate},
+          {"seconds", seconds},
+          {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+}
+
+/// Trains until the end of the schedule, `until`, a halt or a signal. Everything that is done is on
+/// disk when it returns, and the same call goes on.
+inline int train_loop(const std::filesystem::path& path, const loop_options& given) {
+  train::run_directory run(path);
+  const run_lock lock(path);
+  run.clean();
+  const auto corpus = std::make_shared<const data::corpus>(
+      given.corpus.empty() ? run.corpus_hint() : std::filesystem::path(given.corpus));
+  require(digest::hex(corpus->hash()) == io::get_string(run.genesis(), "corpus", path.string()),
+          corpus->path().string(), "it is not the corpus this run was made for",
+          "give the right one with --corpus");
+  const std::uint64_t end = last_step_of(run.config());
+  const std::uint64_t last = given.until ? std::min(*given.until, end) : end;
+  const auto driver = instances::find_device(given.device).make_driver(run.config(), corpus);
+
+  const auto steps = train::checkpoint_steps(run.checkpoints());
+  if (steps.empty()) {
+    driver->initialise();
+  } else {
+    require(steps.back() <= run.steps(), run.checkpoints().string(),
+            "there is a checkpoint of step " + std::to_string(steps.back()) + ", but only " +
+                std::to_string(run.steps()) + " records",
+            "restore records.jsonl, or remove that checkpoint");
+    const auto info = driver->load(run.checkpoints(), steps.back(), run.genesis_root());
+    require(info.record == run.root(steps.back()), run.checkpoints().string(),
+            "the checkpoint of step " + std::to_string(steps.back()) +
+                " does not belong to the record of that step");
+  }
+  const stop_request stop;
+  progress_line progress(given.quiet || given.json);
+  bool halted = false;
+  const auto save = [&] {
+    const std::uint64_t at = driver->at().step;
+    driver->save(run.checkpoints(), run.genesis_root(), run.root(at));
+  };
+  while (driver->at().step < last && !stop_request::seen() && !halted) {
+    const auto begin = std::chrono::steady_clock::now();
+    const train::advanced step = driver->advance(run.root(driver->at().step));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const std::uint64_t at = driver->at().step;
+    const bool fresh = at > run.steps();
+    run.put(at, step.record, step.commitments);
+    if (fresh) run.append_metrics(metrics_of(step, seconds.count()));
+    halted = step.result.spike.halt;
+    if (at % run.config().checkpoint_every == 0 || at == last || halted || stop_request::seen()) save();
+    progress.show(step, last, seconds.count(), at == last || halted || stop_request::seen());
+  }
+  const std::uint64_t at = driver->at().step;
+  if (given.json) {
+    std::cout << io::canonical_json({{"step", at}, {"root", digest::hex(run.root(at))}}) << "\n";
+  }
+  if (halted) {
+    std::cerr << "ordo-train: halted by the spike rule after step " << at << "; record and checkpoint "
+              << "are written\n";
+    return not_done;
+  }
+  if (at < last) {
+    std::cerr << "ordo-train: stopped after step " << at
+              << "; everything is saved, the same command goes on\n";
+    return not_done;
+  }
+  if (!given.quiet && !given.json) std::cout << "step " << at << " " << digest::hex(run.root(at)) << "\n";
+  return same_or_done;
+}
+
+}  // namespace ordo::program
