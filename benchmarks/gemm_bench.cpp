@@ -92,7 +92,8 @@ void measure(benchmark::State& state, shape s, const std::vector<T>& c, const F&
   const double baseline = sgemm_seconds(s);
   f();
   double best = 1e30;
-  for (auto _ : state) best = std::min(best, seconds(f));
+  for (auto _ : state)
+    best = std::min(best, seconds(f));
   state.counters["rate"] = s.operations() / best;
   state.counters["of_sgemm"] = baseline / best;
   state.counters["best_ms"] = best * 1e3;
@@ -151,12 +152,15 @@ void shapes(benchmark::internal::Benchmark* b) {
 
 BENCHMARK(int8_exact)->Apply(shapes);
 BENCHMARK_TEMPLATE(sliced, 2, 2)->Apply(shapes);
-BENCHMARK_TEMPLATE(sliced, 3, 3)->Args({1024, 1024, 1024})->ArgNames({"M", "N", "K"})->UseRealTime();
+BENCHMARK_TEMPLATE(sliced, 3, 3)
+    ->Args({1024, 1024, 1024})
+    ->ArgNames({"M", "N", "K"})
+    ->UseRealTime();
 BENCHMARK_TEMPLATE(f32, ordo::order::Lanes<16>)->Apply(shapes);
 BENCHMARK_TEMPLATE(f32, ordo::order::Sequential)->Apply(shapes);
 
-/// OpenBLAS chooses its kernels before main, and takes those for the oldest processors where it does
-/// not know the model. Starts the program again with the right ones named.
+/// OpenBLAS chooses its kernels before main, and takes those for the oldest processors where it
+/// does not know the model. Starts the program again with the right ones named.
 void choose_openblas_kernels(char** argv) {
   const char* wanted = ordo::cpu::supported(ordo::cpu::isa::avx512) ? "SkylakeX"
                        : ordo::cpu::supported(ordo::cpu::isa::avx2) ? "Haswell"
@@ -171,7 +175,7 @@ void choose_openblas_kernels(char** argv) {
   execv("/proc/self/exe", argv);
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   choose_openblas_kernels(argv);

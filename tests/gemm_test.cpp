@@ -57,7 +57,8 @@ struct numbers {
 matrix<std::int8_t> int8_matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   matrix<std::int8_t> out(rows, columns);
   numbers next{seed};
-  for (auto& x : out.data) x = static_cast<std::int8_t>(static_cast<int>(next() % 255) - 127);
+  for (auto& x : out.data)
+    x = static_cast<std::int8_t>(static_cast<int>(next() % 255) - 127);
   return out;
 }
 
@@ -71,21 +72,25 @@ matrix<float> float_matrix(std::int64_t rows, std::int64_t columns, std::uint64_
         static_cast<std::uint32_t>(low + 127) + next() % static_cast<std::uint32_t>(high - low + 1);
     const std::uint32_t u = next();
     x = ordo::arith::from_bits((u & 0x807fffffu) | exponent << 23);
-    if ((u >> 24 & 15u) == 0) x = (u & 0x80000000u) != 0 ? -0.0f : 0.0f;
+    if ((u >> 24 & 15u) == 0)
+      x = (u & 0x80000000u) != 0 ? -0.0f : 0.0f;
   }
   return out;
 }
 
 matrix<ordo::bf16> narrowed(const matrix<float>& x) {
   matrix<ordo::bf16> out(x.rows, x.columns);
-  for (std::size_t i = 0; i < x.data.size(); ++i) out.data[i] = ordo::arith::to_bf16(x.data[i]);
+  for (std::size_t i = 0; i < x.data.size(); ++i)
+    out.data[i] = ordo::arith::to_bf16(x.data[i]);
   return out;
 }
 
 bool same_bits(const std::vector<float>& x, const std::vector<float>& y) {
-  if (x.size() != y.size()) return false;
+  if (x.size() != y.size())
+    return false;
   for (std::size_t i = 0; i < x.size(); ++i)
-    if (ordo::arith::bits(x[i]) != ordo::arith::bits(y[i])) return false;
+    if (ordo::arith::bits(x[i]) != ordo::arith::bits(y[i]))
+      return false;
   return true;
 }
 
@@ -123,14 +128,15 @@ std::vector<extents> sizes() {
 template <class F>
 void on_every_isa(const F& check) {
   for (const auto isa : {ordo::cpu::isa::portable, ordo::cpu::isa::avx2, ordo::cpu::isa::avx512}) {
-    if (!ordo::cpu::supported(isa)) continue;
+    if (!ordo::cpu::supported(isa))
+      continue;
     ordo::cpu::force_isa(isa);
     check();
   }
   ordo::cpu::force_isa(ordo::cpu::best_isa());
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("gemm_int8 equals its definition on every path") {
   for (const auto [m, n, k] : sizes()) {
@@ -222,8 +228,10 @@ matrix<float> uneven_rows(std::int64_t rows, std::int64_t columns, std::uint64_t
                            0x1p126f,  0.0f,        1.0f,     3e38f,      1e-30f};
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t k = 0; k < columns; ++k)
-      if (r % 3 == 1) x.data[r * columns + k] *= special[r / 3 % 10];
-  for (auto& value : x.data) value = ordo::arith::flush(value);
+      if (r % 3 == 1)
+        x.data[r * columns + k] *= special[r / 3 % 10];
+  for (auto& value : x.data)
+    value = ordo::arith::flush(value);
   if (rows > 8 && columns > 2) {
     x.data[6 * columns + columns - 1] = ordo::arith::from_bits(0xff800000u);
     x.data[7 * columns + 1] = ordo::arith::from_bits(0x7f800001u);
@@ -248,7 +256,7 @@ void check_sliced(extents size) {
   });
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("slicing equals its definition on every path") {
   for (const auto [m, n, k] : sizes()) {
@@ -282,7 +290,7 @@ TEST_CASE("slicing equals its definition on every path") {
 }
 
 TEST_CASE("slices of entries worked out by hand") {
-  // Largest 1: 2^13 <= 16319 < 2^14. -0.5 is -4096 = -32 * 128; 0.0078125 + 2^-13 is 65 = 1 * 128 - 63.
+  // Largest 1: 2^13 <= 16319 < 2^14. -0.5 is -4096 = -32 * 128; 0x1.04p-7 is 65 = 1 * 128 - 63.
   matrix<float> x(2, 3);
   x.data = {1.0f, -0.5f, 0x1.04p-7f, 0.0f, -0.0f, 0.0f};
   ordo::sliced_matrix<2, space> out;
@@ -299,7 +307,8 @@ TEST_CASE("slices of entries worked out by hand") {
 }
 
 TEST_CASE("gemm_sliced equals its definition on every path") {
-  for (const auto size : sizes()) check_sliced<2, 2>(size);
+  for (const auto size : sizes())
+    check_sliced<2, 2>(size);
   for (const extents size : {extents{9, 33, 65}, extents{31, 17, 257}, extents{1, 1, 3}}) {
     check_sliced<2, 3>(size);
     check_sliced<3, 2>(size);
@@ -373,7 +382,7 @@ void check_f32(int lanes, const matrix<TA>& a, const matrix<TB>& b) {
   });
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("gemm_f32 equals its definition on every path") {
   for (const auto [m, n, k] : sizes()) {
@@ -405,13 +414,16 @@ TEST_CASE("gemm_f32 near the smallest normal number") {
       check_f32<ordo::order::Lanes<4>>(4, narrowed(a), b);
     }
   }
-  // 2^-63 * 2^-63 is 2^-126: zero as a rounded product, kept as an exact one. The product below rounds to 2^-126.
+  // 2^-63 * 2^-63 is 2^-126: zero as a rounded product, kept as an exact one. The product after it
+  // is the smallest that is certainly kept, (1 + 2^-13)(1 - 2^-13) one that rounds up to 2^-126.
   matrix<float> a(2, 1), b(1, 1), c(2, 1);
-  a.data = {0x1p-63f, 0x1.fffffep-64f};
-  b.data = {0x1p-63f};
-  check_f32<ordo::order::Sequential>(1, a, b);
-  b.data = {0x1.000002p-63f};
-  check_f32<ordo::order::Sequential>(1, a, b);
+  for (const float x : {0x1p-63f, 0x1p-62f, 0x1.0008p-63f, -0x1.fffffep-64f})
+    for (const float y : {0x1p-63f, 0x1.fffp-64f, 0x1.000002p-63f, 0x1.000004p-63f}) {
+      a.data = {x, -0x1p-63f};
+      b.data = {y};
+      check_f32<ordo::order::Sequential>(1, a, b);
+    }
+  a.data = {0x1p-63f, 0x1p-62f};
   b.data = {0x1p-63f};
   ordo::gemm_f32(space(), ordo::order::Sequential(), a.view(), b.view(), c.view());
   CHECK(c.data[0] == 0.0f);
@@ -430,6 +442,15 @@ TEST_CASE("gemm_f32 with infinities, NaN and subnormal foreign input") {
   b.data[8 * 70 + 7] = 0.0f;
   check_f32<ordo::order::Sequential>(1, a, b);
   check_f32<ordo::order::Lanes<16>>(16, a, b);
+}
+
+TEST_CASE("the plain loops, which other devices run, equal the definition too") {
+  const auto a = float_matrix(9, 70, 16, -66, -60), b = float_matrix(21, 70, 17, -66, -60);
+  matrix<float> c(9, 21), expected(9, 21);
+  ordo::detail::gemm_f32_plain<16, space, float, float>(
+      space(), a.view(), b.view(), ordo::detail::store_piece<float, space>{c.view()});
+  ordo::reference::gemm_f32<float, float>(16, 9, 21, 70, a.data, b.data, expected.data);
+  CHECK(same_bits(c.data, expected.data));
 }
 
 TEST_CASE("gemm_f32: orders differ on chosen data") {

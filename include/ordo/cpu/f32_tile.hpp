@@ -4,16 +4,17 @@
 /// \file
 /// Register tiles of the fixed-order binary32 product, with AVX-512 and with AVX2.
 ///
-/// Operands are packed lane after lane: first the k of lane 0 in ascending order, then those of lane
-/// 1, and so on. So a tile adds up one lane at a time, in registers, and hands its sums to a stack
-/// that joins neighbouring lanes as a binary counter carries. Vectors run over the columns of C.
+/// Operands are packed lane after lane: first the k of lane 0 in ascending order, then those of
+/// lane 1, and so on. So a tile adds up one lane at a time, in registers, and hands its sums to a
+/// stack that joins neighbouring lanes as a binary counter carries. Vectors run over the columns of
+/// C.
 ///
 /// Kernels run inside an `arith::float_mode`, whose hardware flushing is the rule for sums, and for
 /// products that are exact. For rounded products there are two kernels. One compares each with
 /// 2^-126. The other does not and is for tiles in which no product can be tiny: if every non-zero
 /// entry of A is at least 2^p and of B at least 2^q with p + q >= -125, an exact product is zero or
-/// at least 2^-125, so its rounding, which is monotone, is as well, and the compare would never fire.
-/// (Products of zeros are zeros of the same sign either way.)
+/// at least 2^-125, so its rounding, which is monotone, is as well, and the compare would never
+/// fire. (Products of zeros are zeros of the same sign either way.)
 
 #include <cstdint>
 
@@ -45,13 +46,14 @@ inline constexpr std::uint32_t no_magnitude = 0xffffffffu;
 
 /// Whether no product of entries of at least these magnitudes can be tiny.
 inline bool products_are_normal(std::uint32_t a, std::uint32_t b) {
-  if (a == no_magnitude || b == no_magnitude) return true;
+  if (a == no_magnitude || b == no_magnitude)
+    return true;
   const int p = static_cast<int>((a + 1) >> 23) - 127, q = static_cast<int>((b + 1) >> 23) - 127;
   return p > -127 && q > -127 && p + q >= -125;
 }
 
-/// Packs up to `Width` rows of x in lane order: entry i of row r becomes out[position(i) * Width + r].
-/// Returns the smallest magnitude.
+/// Packs up to `Width` rows of x in lane order: entry i of row r becomes out[position(i) * Width +
+/// r]. Returns the smallest magnitude.
 template <int Width, class T>
 std::uint32_t pack_f32(const T* x, std::int64_t stride, std::int64_t rows, const lane_order& order,
                        float* out) {
@@ -98,13 +100,15 @@ struct f32_tile {
           for (int n = 0; n < columns; ++n)
             sum[r][n] = arith::detail::add_rn(top[r * columns + n], sum[r][n]);
       for (int r = 0; r < rows; ++r)
-        for (int n = 0; n < columns; ++n) top[r * columns + n] = sum[r][n];
+        for (int n = 0; n < columns; ++n)
+          top[r * columns + n] = sum[r][n];
     }
-    for (int i = 0; i < rows * columns; ++i) c[i] = arith::canonical(top[i]);
+    for (int i = 0; i < rows * columns; ++i)
+      c[i] = arith::canonical(top[i]);
   }
 };
 
-}  // namespace portable
+} // namespace portable
 
 #if defined(__x86_64__)
 ORDO_INTRINSICS_BEGIN
@@ -135,7 +139,8 @@ struct f32_tile {
         transpose16(word);
         alignas(64) float column[16][16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(column[i], word[i]);
+        for (int i = 0; i < 16; ++i)
+          _mm512_store_si512(column[i], word[i]);
         const int count = order.k - i0 < 16 ? static_cast<int>(order.k - i0) : 16;
         for (int i = 0; i < count; ++i)
           _mm512_mask_storeu_ps(out + order.position(i0 + i) * Width + r0, first(step),
@@ -156,7 +161,8 @@ struct f32_tile {
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) sum[r][v] = _mm512_setzero_ps();
+        for (int v = 0; v < vectors; ++v)
+          sum[r][v] = _mm512_setzero_ps();
       for (std::int64_t i = order.length(j); i > 0; --i, a += rows, b += columns) {
         const __m512 y[vectors] = {_mm512_load_ps(b), _mm512_load_ps(b + 16)};
 #pragma GCC unroll 16
@@ -196,7 +202,7 @@ struct f32_tile {
   }
 };
 
-}  // namespace avx512
+} // namespace avx512
 
 namespace avx2 {
 
@@ -220,7 +226,8 @@ struct f32_tile {
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) sum[r][v] = _mm256_setzero_ps();
+        for (int v = 0; v < vectors; ++v)
+          sum[r][v] = _mm256_setzero_ps();
       for (std::int64_t i = order.length(j); i > 0; --i, a += rows, b += columns) {
         const __m256 y[vectors] = {_mm256_load_ps(b), _mm256_load_ps(b + 8)};
 #pragma GCC unroll 16
@@ -247,14 +254,16 @@ struct f32_tile {
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) _mm256_store_ps(top + r * columns + 8 * v, sum[r][v]);
+        for (int v = 0; v < vectors; ++v)
+          _mm256_store_ps(top + r * columns + 8 * v, sum[r][v]);
     }
-    for (int i = 0; i < rows * columns; ++i) c[i] = arith::canonical(top[i]);
+    for (int i = 0; i < rows * columns; ++i)
+      c[i] = arith::canonical(top[i]);
   }
 };
 
-}  // namespace avx2
+} // namespace avx2
 ORDO_INTRINSICS_END
 #endif
 
-}  // namespace ordo::cpu
+} // namespace ordo::cpu

@@ -49,14 +49,14 @@ class lane_product {
   static constexpr int block = 4;
   static constexpr bool exact = std::is_same_v<TA, bf16> && std::is_same_v<TB, bf16>;
 
- public:
+public:
   lane_product(const real_rows<TA>& a, const real_rows<TB>& b, int lanes)
       : a_(a), b_(b), order_{a.columns, lanes},
         memory_(a_.packed_bytes() + b_.packed_bytes() + a_.least_bytes() + b_.least_bytes()),
         packed_a_(memory_.at<float>(0)), packed_b_(memory_.at<float>(a_.packed_bytes())),
         least_a_(memory_.at<std::uint32_t>(a_.packed_bytes() + b_.packed_bytes())),
-        least_b_(memory_.at<std::uint32_t>(a_.packed_bytes() + b_.packed_bytes() +
-                                           a_.least_bytes())) {}
+        least_b_(
+            memory_.at<std::uint32_t>(a_.packed_bytes() + b_.packed_bytes() + a_.least_bytes())) {}
 
   template <execution_space Space, class Epilogue>
   void run(const Space& space, const Epilogue& epilogue) const {
@@ -72,18 +72,18 @@ class lane_product {
                                  else
                                    pack(a_, a0, i - b_count, packed_a_, least_a_);
                                });
-        ordo::detail::for_each(
-            space, "ordo::gemm_f32::tiles", blocks * b_count, [&](std::int64_t i) {
-              const std::int64_t first = i % blocks * block;
-              const std::int64_t last = std::min(first + block, a_count);
-              for (std::int64_t strip = first; strip < last; ++strip)
-                multiply(a0, strip, b0, i / blocks, epilogue);
-            });
+        ordo::detail::for_each(space, "ordo::gemm_f32::tiles", blocks * b_count,
+                               [&](std::int64_t i) {
+                                 const std::int64_t first = i % blocks * block;
+                                 const std::int64_t last = std::min(first + block, a_count);
+                                 for (std::int64_t strip = first; strip < last; ++strip)
+                                   multiply(a0, strip, b0, i / blocks, epilogue);
+                               });
       }
     }
   }
 
- private:
+private:
   template <int Width, class T>
   void pack(const packed_strips<Width, T>& operand, std::int64_t from, std::int64_t strip,
             float* packed, std::uint32_t* least) const {
@@ -125,17 +125,18 @@ class lane_product {
 template <execution_space Space, class TA, class TB, class Epilogue>
 void multiply_f32(const Space& space, const real_rows<TA>& a, const real_rows<TB>& b, int lanes,
                   const Epilogue& epilogue) {
-  if (a.rows == 0 || b.rows == 0) return;
+  if (a.rows == 0 || b.rows == 0)
+    return;
   switch (active_isa()) {
 #if defined(__x86_64__)
-    case isa::avx512:
-      return lane_product<avx512::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
-    case isa::avx2:
-      return lane_product<avx2::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
+  case isa::avx512:
+    return lane_product<avx512::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
+  case isa::avx2:
+    return lane_product<avx2::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
 #endif
-    default:
-      return lane_product<portable::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
+  default:
+    return lane_product<portable::f32_tile, TA, TB>(a, b, lanes).run(space, epilogue);
   }
 }
 
-}  // namespace ordo::cpu
+} // namespace ordo::cpu

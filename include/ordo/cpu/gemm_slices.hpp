@@ -20,10 +20,10 @@ namespace ordo::cpu {
 #if defined(__x86_64__)
 namespace avx512 {
 
-/// One product: A of M x K by B of N x K, blocked as follows. Columns of C come in panels as wide as
-/// the register tile, whose part of B is packed once; panels come in chunks that fit `chunk_bytes`.
-/// A work item is `block_rows` rows of one panel; K is cut into pieces of `k_bytes`, so that the
-/// panel's piece stays in the first-level cache while all tiles of the item use it.
+/// One product: A of M x K by B of N x K, blocked as follows. Columns of C come in panels as wide
+/// as the register tile, whose part of B is packed once; panels come in chunks that fit
+/// `chunk_bytes`. A work item is `block_rows` rows of one panel; K is cut into pieces of `k_bytes`,
+/// so that the panel's piece stays in the first-level cache while all tiles of the item use it.
 template <int SA, int SB>
 class slice_product {
   using tile = int8_tile<SA, SB>;
@@ -34,7 +34,7 @@ class slice_product {
   static constexpr int plane = block_rows * tile::columns;
   static_assert(tile::columns <= most_piece);
 
- public:
+public:
   slice_product(const int8_slices<SA>& a, const int8_slices<SB>& b)
       : a_(a), b_(b), k_(a.columns), groups_((a.columns + 3) / 4),
         panels_((b.rows + tile::columns - 1) / tile::columns),
@@ -56,7 +56,8 @@ class slice_product {
       ordo::detail::for_each(space, "ordo::gemm_slices::pack",
                              count + (first == 0 ? row_blocks : 0), [&](std::int64_t i) {
                                if (i < count)
-                                 pack(first + i, packed_ + static_cast<std::size_t>(i) * panel_bytes_);
+                                 pack(first + i,
+                                      packed_ + static_cast<std::size_t>(i) * panel_bytes_);
                                else
                                  sum_rows(i - count);
                              });
@@ -69,7 +70,7 @@ class slice_product {
     }
   }
 
- private:
+private:
   struct row_block_and_panel {
     std::int64_t block, panel;
   };
@@ -101,9 +102,11 @@ class slice_product {
       std::uint32_t sum[tile::weights] = {};
       for (int i = 0; i < SA; ++i) {
         const std::uint32_t of_row = start_of_row(a_.slice[i] + m * a_.stride, k_);
-        for (int j = 0; j < SB; ++j) sum[i + j] += of_row;
+        for (int j = 0; j < SB; ++j)
+          sum[i + j] += of_row;
       }
-      for (int w = 0; w < tile::weights; ++w) starts_[w * a_.rows + m] = static_cast<std::int32_t>(sum[w]);
+      for (int w = 0; w < tile::weights; ++w)
+        starts_[w * a_.rows + m] = static_cast<std::int32_t>(sum[w]);
     }
   }
 
@@ -123,7 +126,8 @@ class slice_product {
       const std::int64_t k1 = std::min(k0 + k_bytes, k_);
       for (std::int64_t r0 = 0; r0 < rows; r0 += tile::rows) {
         add_tile(m0, r0, rows, k0, k1, b + k0 / 4 * tile::group_bytes, c + r0 * tile::columns);
-        if (k1 < k_) continue;
+        if (k1 < k_)
+          continue;
         for (std::int64_t r = r0; r < std::min(r0 + tile::rows, rows); ++r)
           finish(m0 + r, n0, count, static_cast<const std::int32_t*>(c + r * tile::columns), plane);
       }
@@ -140,7 +144,8 @@ class slice_product {
         row[i][r] = a_.slice[i] + (m0 + std::min(r0 + r, rows - 1)) * a_.stride + k0;
     const std::int64_t groups = (k1 - k0) / 4, tail = (k1 - k0) % 4;
     int8_kernel<SA, SB>(groups, row, b, c, plane);
-    if (tail == 0) return;
+    if (tail == 0)
+      return;
     std::int8_t last[SA][tile::rows][4] = {};
     for (int i = 0; i < SA; ++i)
       for (int r = 0; r < tile::rows; ++r) {
@@ -161,7 +166,7 @@ class slice_product {
   std::uint8_t* packed_;
 };
 
-}  // namespace avx512
+} // namespace avx512
 
 /// Products of the slices of A and B as exact sums, one for each weight, handed to
 /// `finish(m, n0, count, sums, plane)`: see `slice_product::run`. False, and nothing is done, if
@@ -169,18 +174,19 @@ class slice_product {
 template <int SA, int SB, execution_space Space, class Finish>
 bool multiply_slices(const Space& space, const int8_slices<SA>& a, const int8_slices<SB>& b,
                      const Finish& finish) {
-  if (a.rows == 0 || b.rows == 0) return true;
+  if (a.rows == 0 || b.rows == 0)
+    return true;
   switch (active_isa()) {
-    case isa::avx512:
-      avx512::slice_product<SA, SB>(a, b).run(space, finish);
-      return true;
-    case isa::avx2:
-      avx2::multiply_slices(space, a, b, finish);
-      return true;
-    default:
-      return false;
+  case isa::avx512:
+    avx512::slice_product<SA, SB>(a, b).run(space, finish);
+    return true;
+  case isa::avx2:
+    avx2::multiply_slices(space, a, b, finish);
+    return true;
+  default:
+    return false;
   }
 }
 #endif
 
-}  // namespace ordo::cpu
+} // namespace ordo::cpu

@@ -42,9 +42,9 @@ using int8_sums = __m256i[T::weights][T::rows][T::columns];
 
 /// Adds the products of k .. k + 15.
 template <int SA, int SB, class T = int8_tile<SA, SB>>
-ORDO_AVX2 __attribute__((always_inline)) inline void int8_step(
-    int8_sums<T>& sum, const std::int8_t* const (&a)[SA][T::rows],
-    const std::int8_t* const (&b)[SB][T::columns], std::int64_t k) {
+ORDO_AVX2 __attribute__((always_inline)) inline void
+int8_step(int8_sums<T>& sum, const std::int8_t* const (&a)[SA][T::rows],
+          const std::int8_t* const (&b)[SB][T::columns], std::int64_t k) {
 #pragma GCC unroll 3
   for (int j = 0; j < SB; ++j)
 #pragma GCC unroll 4
@@ -74,7 +74,8 @@ struct last_entries {
   }
 };
 
-/// Products of `rows` rows of A by `columns` rows of B, for each weight: `c[w * plane + r * step + n]`.
+/// Products of `rows` rows of A by `columns` rows of B, for each weight: `c[w * plane + r * step +
+/// n]`.
 template <int SA, int SB, class T = int8_tile<SA, SB>>
 ORDO_AVX2 void int8_kernel(std::int64_t k, const std::int8_t* const (&a)[SA][T::rows],
                            const std::int8_t* const (&b)[SB][T::columns], std::int32_t* c,
@@ -85,9 +86,11 @@ ORDO_AVX2 void int8_kernel(std::int64_t k, const std::int8_t* const (&a)[SA][T::
 #pragma GCC unroll 2
     for (int r = 0; r < T::rows; ++r)
 #pragma GCC unroll 4
-      for (int n = 0; n < T::columns; ++n) sum[w][r][n] = _mm256_setzero_si256();
+      for (int n = 0; n < T::columns; ++n)
+        sum[w][r][n] = _mm256_setzero_si256();
   std::int64_t k0 = 0;
-  for (; k0 + 16 <= k; k0 += 16) int8_step<SA, SB>(sum, a, b, k0);
+  for (; k0 + 16 <= k; k0 += 16)
+    int8_step<SA, SB>(sum, a, b, k0);
   if (k0 < k) {
     const last_entries<SA, T::rows> last_a(a, k0, k - k0);
     const last_entries<SB, T::columns> last_b(b, k0, k - k0);
@@ -98,7 +101,8 @@ ORDO_AVX2 void int8_kernel(std::int64_t k, const std::int8_t* const (&a)[SA][T::
 #pragma GCC unroll 2
     for (int r = 0; r < T::rows; ++r)
 #pragma GCC unroll 4
-      for (int n = 0; n < T::columns; ++n) c[w * plane + r * step + n] = sum_of(sum[w][r][n]);
+      for (int n = 0; n < T::columns; ++n)
+        c[w * plane + r * step + n] = sum_of(sum[w][r][n]);
 }
 
 /// One product of A by B: work items are blocks of `block_rows` x `block_columns` of C.
@@ -133,5 +137,5 @@ void multiply_slices(const Space& space, const int8_slices<SA>& a, const int8_sl
   });
 }
 
-}  // namespace ordo::cpu::avx2
+} // namespace ordo::cpu::avx2
 #endif

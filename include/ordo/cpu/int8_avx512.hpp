@@ -18,15 +18,15 @@
 ORDO_INTRINSICS_BEGIN
 namespace ordo::cpu::avx512 {
 
-/// Shape of the register tile: `rows` x 16 * `vectors` outputs for SA x SB slices. Products of equal
-/// weight share an accumulator.
+/// Shape of the register tile: `rows` x 16 * `vectors` outputs for SA x SB slices. Products of
+/// equal weight share an accumulator.
 template <int SA, int SB>
 struct int8_tile {
   static constexpr int weights = SA + SB - 1;
   static constexpr int vectors = SA * SB == 1 ? 4 : SA * SB == 4 ? 2 : 1;
   static constexpr int rows = SA * SB == 1 ? 6 : SA * SB == 4 ? 4 : SA * SB == 6 ? 6 : 5;
   static constexpr int columns = 16 * vectors;
-  static constexpr int group_bytes = SB * columns * 4;  // of packed B, for four k
+  static constexpr int group_bytes = SB * columns * 4; // of packed B, for four k
 };
 
 /// Transposes a 16 x 16 matrix of 32-bit words held in registers.
@@ -78,9 +78,11 @@ ORDO_AVX512 inline void pack_int8(const std::int8_t* b, std::int64_t stride, std
     std::uint32_t* to = out + k0 / 4 * step;
     if (groups == 16) {
 #pragma GCC unroll 16
-      for (int g = 0; g < 16; ++g) _mm512_store_si512(to + g * step, word[g]);
+      for (int g = 0; g < 16; ++g)
+        _mm512_store_si512(to + g * step, word[g]);
     } else {
-      for (int g = 0; g < groups; ++g) _mm512_store_si512(to + g * step, word[g]);
+      for (int g = 0; g < groups; ++g)
+        _mm512_store_si512(to + g * step, word[g]);
     }
   }
 }
@@ -101,9 +103,8 @@ using int8_sums = __m512i[T::weights][T::rows][T::vectors];
 
 /// Adds the products of k .. k + 3 to the tile.
 template <int SA, int SB, class T = int8_tile<SA, SB>>
-ORDO_AVX512_INLINE void int8_group(int8_sums<T>& sum,
-                                   const std::int8_t* const (&row)[SA][T::rows], std::int64_t k,
-                                   const std::uint8_t* b) {
+ORDO_AVX512_INLINE void int8_group(int8_sums<T>& sum, const std::int8_t* const (&row)[SA][T::rows],
+                                   std::int64_t k, const std::uint8_t* b) {
   __m512i y[SB][T::vectors];
 #pragma GCC unroll 4
   for (int j = 0; j < SB; ++j)
@@ -125,8 +126,8 @@ ORDO_AVX512_INLINE void int8_group(int8_sums<T>& sum,
     }
 }
 
-/// Adds `groups` groups of four k to the tile `c` of planes (weights) of `plane` words; row r starts
-/// at word r * T::columns.
+/// Adds `groups` groups of four k to the tile `c` of planes (weights) of `plane` words; row r
+/// starts at word r * T::columns.
 template <int SA, int SB, class T = int8_tile<SA, SB>>
 ORDO_AVX512 void int8_kernel(std::int64_t groups, const std::int8_t* const (&row)[SA][T::rows],
                              const std::uint8_t* b, std::int32_t* c, std::int64_t plane) {
@@ -149,6 +150,6 @@ ORDO_AVX512 void int8_kernel(std::int64_t groups, const std::int8_t* const (&row
         _mm512_store_si512(c + w * plane + r * T::columns + v * 16, sum[w][r][v]);
 }
 
-}  // namespace ordo::cpu::avx512
+} // namespace ordo::cpu::avx512
 ORDO_INTRINSICS_END
 #endif

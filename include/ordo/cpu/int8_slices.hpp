@@ -18,4 +18,4 @@ struct int8_slices {
 /// The most columns of C that are handed on at a time.
 inline constexpr int most_piece = 64;
 
-}  // namespace ordo::cpu
+} // namespace ordo::cpu

@@ -27,10 +27,9 @@
 #define ORDO_INTRINSICS_BEGIN
 #define ORDO_INTRINSICS_END
 #else
-#define ORDO_INTRINSICS_BEGIN                                     \
-  _Pragma("GCC diagnostic push")                                  \
-  _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")           \
-  _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
+#define ORDO_INTRINSICS_BEGIN                                                                      \
+  _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")             \
+      _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
 #define ORDO_INTRINSICS_END _Pragma("GCC diagnostic pop")
 #endif
 #endif
@@ -66,10 +65,12 @@ inline std::atomic<isa>& chosen_isa() {
   return chosen;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// The one that kernels use: the best, unless `force_isa` chose another.
-inline isa active_isa() { return detail::chosen_isa().load(std::memory_order_relaxed); }
+inline isa active_isa() {
+  return detail::chosen_isa().load(std::memory_order_relaxed);
+}
 
 /// Makes kernels use `level` from now on, for tests and measurements.
 /// Throws: if this processor does not have it.
@@ -79,4 +80,4 @@ inline void force_isa(isa level) {
   detail::chosen_isa().store(level, std::memory_order_relaxed);
 }
 
-}  // namespace ordo::cpu
+} // namespace ordo::cpu

@@ -13,15 +13,17 @@ namespace ordo::cpu {
 
 /// `bytes` of memory aligned to 64 for the length of a scope. A nested scope gets its own.
 class scratch {
- public:
+public:
   explicit scratch(std::size_t bytes) : block_(std::move(kept())) {
-    if (block_.size >= bytes) return;
+    if (block_.size >= bytes)
+      return;
     block_ = {};
-    block_.memory.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64})));
+    block_.memory.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})));
     block_.size = bytes;
   }
   ~scratch() {
-    if (block_.size > kept().size && block_.size <= most_kept) kept() = std::move(block_);
+    if (block_.size > kept().size && block_.size <= most_kept)
+      kept() = std::move(block_);
   }
   scratch(const scratch&) = delete;
   scratch& operator=(const scratch&) = delete;
@@ -31,11 +33,11 @@ class scratch {
     return reinterpret_cast<T*>(block_.memory.get() + byte);
   }
 
- private:
+private:
   static constexpr std::size_t most_kept = std::size_t{64} << 20;
 
   struct release {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{64}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
   struct block {
     std::unique_ptr<std::byte, release> memory;
@@ -59,6 +61,8 @@ class scratch {
 };
 
 /// `bytes` up to the next multiple of the alignment.
-constexpr std::size_t aligned_size(std::size_t bytes) { return (bytes + 63) & ~std::size_t{63}; }
+constexpr std::size_t aligned_size(std::size_t bytes) {
+  return (bytes + 63) & ~std::size_t{63};
+}
 
-}  // namespace ordo::cpu
+} // namespace ordo::cpu

@@ -47,8 +47,8 @@ ORDO_AVX512 std::uint32_t largest_magnitude(const T* x, std::int64_t n) {
   for (; i < n; i += 16)
     most[0] = _mm512_max_epu32(
         most[0], _mm512_and_si512(_mm512_castps_si512(load_f32(x + i, first(n - i))), magnitude));
-  return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(most[0], most[1]),
-                                                  _mm512_max_epu32(most[2], most[3])));
+  return _mm512_reduce_max_epu32(
+      _mm512_max_epu32(_mm512_max_epu32(most[0], most[1]), _mm512_max_epu32(most[2], most[3])));
 }
 
 /// 2^e as two factors, each of which is a normal number.
@@ -71,8 +71,8 @@ ORDO_AVX512_INLINE __m512i aligned16(__m512 x, __m512 first, __m512 second, __m5
 /// Splits off the lowest digit of v.
 ORDO_AVX512_INLINE __m512i lowest_digit(__m512i& v) {
   const __m512i half = _mm512_set1_epi32(64);
-  const __m512i low = _mm512_sub_epi32(
-      _mm512_and_si512(_mm512_add_epi32(v, half), _mm512_set1_epi32(127)), half);
+  const __m512i low =
+      _mm512_sub_epi32(_mm512_and_si512(_mm512_add_epi32(v, half), _mm512_set1_epi32(127)), half);
   v = _mm512_srai_epi32(_mm512_sub_epi32(v, low), 7);
   return low;
 }
@@ -95,13 +95,13 @@ ORDO_AVX512 void slice_row(const T* x, std::int64_t n, std::int32_t shift, std::
   }
 }
 
-/// Largest magnitudes of sixteen columns (those of `mask`) of `rows` rows, as bits.
+/// Largest magnitudes, as bits, of `columns` columns (at most sixteen) of `rows` rows and of `out`.
 template <class T>
-ORDO_AVX512 void largest_of_columns(const T* x, std::int64_t stride, std::int64_t rows,
-                                    std::uint32_t columns_mask, std::uint32_t (&out)[16]) {
+ORDO_AVX512 void largest_of_columns(const T* x, std::int64_t stride, std::int64_t rows, int columns,
+                                    std::uint32_t (&out)[16]) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  const auto mask = static_cast<__mmask16>(columns_mask);
-  __m512i most = _mm512_setzero_si512();
+  const __mmask16 mask = first(columns);
+  __m512i most = _mm512_loadu_si512(out);
   for (std::int64_t r = 0; r < rows; ++r)
     most = _mm512_max_epu32(
         most, _mm512_and_si512(_mm512_castps_si512(load_f32(x + r * stride, mask)), magnitude));
@@ -137,8 +137,7 @@ ORDO_AVX512 void slice_column_block(const T* x, std::int64_t stride, std::int64_
   const __m512 first_power = _mm512_loadu_ps(factors[0]), second = _mm512_loadu_ps(factors[1]);
   const __m512 bound = _mm512_set1_ps(static_cast<float>(limit));
   // Columns of a row that is not finite have factors 0: infinities and NaN must not reach a digit.
-  const __mmask16 finite =
-      mask & _mm512_cmp_ps_mask(first_power, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+  const __mmask16 finite = mask & _mm512_cmp_ps_mask(first_power, _mm512_setzero_ps(), _CMP_NEQ_OQ);
   for (std::int64_t r0 = 0; r0 < rows; r0 += 16) {
     const int count = static_cast<int>(std::min<std::int64_t>(16, rows - r0));
     __m128i block[S][16];
@@ -164,8 +163,8 @@ ORDO_AVX512 void slice_column_block(const T* x, std::int64_t stride, std::int64_
 ORDO_AVX512_INLINE __m512 flush_rounded16(__m512 x) {
   const __m512i sign = _mm512_set1_epi32(static_cast<std::int32_t>(0x80000000u));
   const __m512i u = _mm512_castps_si512(x);
-  const __mmask16 tiny = _mm512_cmple_epu32_mask(_mm512_andnot_si512(sign, u),
-                                                 _mm512_set1_epi32(0x00800000));
+  const __mmask16 tiny =
+      _mm512_cmple_epu32_mask(_mm512_andnot_si512(sign, u), _mm512_set1_epi32(0x00800000));
   return _mm512_castsi512_ps(_mm512_mask_and_epi32(u, tiny, u, sign));
 }
 
@@ -178,8 +177,8 @@ ORDO_AVX512_INLINE __m512 rounded16(const std::int32_t* sums, std::int64_t plane
     __m512i v = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int w = W - 1; w >= 0; --w) {
-      const __m512i sum = _mm512_cvtepi32_epi64(_mm256_loadu_si256(
-          reinterpret_cast<const __m256i*>(sums + w * plane + 8 * h)));
+      const __m512i sum = _mm512_cvtepi32_epi64(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + w * plane + 8 * h)));
       v = _mm512_add_epi64(_mm512_slli_epi64(v, 7), sum);
     }
     half[h] = _mm512_cvt_roundepi64_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -188,8 +187,8 @@ ORDO_AVX512_INLINE __m512 rounded16(const std::int32_t* sums, std::int64_t plane
   const __m512i bias = _mm512_set1_epi32(127), one = _mm512_srai_epi32(e, 1);
   const __m512 first_power =
       _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(one, bias), 23));
-  const __m512 second = _mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(e, one), bias), 23));
+  const __m512 second =
+      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(e, one), bias), 23));
   // |x| >= 1 or 0, so the first product cannot be tiny unless the second one is.
   return flush_rounded16(_mm512_mul_ps(_mm512_mul_ps(x, first_power), second));
 }
@@ -206,7 +205,8 @@ ORDO_AVX512 void round_sums(const std::int32_t* sums, std::int64_t plane, int co
     const __mmask16 mask = first(count - j);
     const __m512i b = _mm512_maskz_loadu_epi32(mask, b_shift + j);
     __mmask16 undefined = _mm512_cmpeq_epi32_mask(b, marker);
-    if (a_shift == non_finite) undefined = 0xffff;
+    if (a_shift == non_finite)
+      undefined = 0xffff;
     __m512i e = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(a, b));
     e = _mm512_max_epi32(e, _mm512_set1_epi32(-252));
     const __m512 x = rounded16<W>(sums + j, plane, e);
@@ -214,6 +214,6 @@ ORDO_AVX512 void round_sums(const std::int32_t* sums, std::int64_t plane, int co
   }
 }
 
-}  // namespace ordo::cpu::avx512
+} // namespace ordo::cpu::avx512
 ORDO_INTRINSICS_END
 #endif

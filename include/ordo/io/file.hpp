@@ -2,10 +2,16 @@
 #pragma once
 
 /// \file
-/// Files that are complete or absent: written beside their name, synced, renamed.
+/// Files and directories that are complete or absent: written beside their name, synced, renamed.
+///
+/// What is being written is called NAME.partial-PID and locked by its writer. The lock ends with
+/// the writer, however it ends, so that what a killed one left can be told from work in progress.
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <span>
@@ -14,6 +20,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,9 +33,12 @@ namespace detail {
 [[noreturn]] inline void fail(const std::filesystem::path& path, const std::string& what, int code) {
   const char* remedy = code == ENOSPC || code == EDQUOT || code == EFBIG
                            ? "free some space (or lift the limit) and run the same command again"
-                       : code == EACCES || code == EPERM ? "check the permissions"
-                       : code == ENOENT                  ? "check the name"
-                                                         : "";
+                       : code == EACCES || code == EPERM || code == EROFS ? "check the permissions"
+                       : code == ENOENT || code == ENOTDIR                ? "check the name"
+                       : code == EEXIST || code == ENOTEMPTY
+                           ? "choose another name, or remove it first"
+                       : code == EIO ? "the disk may be failing; check it before anything else"
+                                     : "";
   throw error(path.string(), what + ": " + std::strerror(code), remedy);
 }
 
@@ -65,7 +75,8 @@ class file {
   /// Reads exactly `bytes.size()` bytes at `offset`. Throws when the file ends before.
   void read_at(std::uint64_t offset, std::span<std::byte> bytes) const {
     while (!bytes.empty()) {
-      const ssize_t n = ::pread(handle_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      const std::size_t part = std::min(bytes.size(), bytes_per_call);
+      const ssize_t n = ::pread(handle_, bytes.data(), part, static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) detail::fail(path_, "cannot be read", errno);
       if (n == 0) {
@@ -79,23 +90,48 @@ class file {
 
   void write(std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
-      const ssize_t n = ::write(handle_, bytes.data(), bytes.size());
+      const ssize_t n = ::write(handle_, bytes.data(), std::min(bytes.size(), bytes_per_call));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) detail::fail(path_, "cannot be written", errno);
+      if (n <= 0) detail::fail(path_, "cannot be written", n < 0 ? errno : ENOSPC);
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     }
   }
   void write(std::string_view text) const { write(std::as_bytes(std::span(text))); }
 
-  /// Flushes to the disk. Some file systems report a full disk only here.
-  void sync() const {
-    if (::fsync(handle_) != 0) detail::fail(path_, "cannot be saved", errno);
+  void truncate(std::uint64_t size) const {
+    if (::ftruncate(handle_, static_cast<off_t>(size)) != 0) {
+      detail::fail(path_, "cannot be shortened", errno);
+    }
   }
 
+  /// Flushes to the disk. Some file systems report a full disk only here.
+  void sync() const {
+    while (::fsync(handle_) != 0) {
+      if (errno == EINTR) continue;
+      // What some file systems answer for a directory, which they then cannot lose.
+      if (errno == EINVAL || errno == ENOTSUP) return;
+      detail::fail(path_, "cannot be saved", errno);
+    }
+  }
+
+  /// Locks it until it is closed; false when somebody else holds it. A file system without locks
+  /// has every lock free.
+  bool lock() const { return ::flock(handle_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
  private:
+  static constexpr std::size_t bytes_per_call = std::size_t{1} << 30;  // some systems refuse 2^31
   std::filesystem::path path_;
   int handle_ = -1;
 };
+
+/// Opens for reading something that may only be a regular file: a pipe would wait for ever.
+inline file open_regular(const std::filesystem::path& path) {
+  file in(path, O_RDONLY | O_NONBLOCK);
+  struct stat about;
+  if (::fstat(in.handle(), &about) != 0) detail::fail(path, "cannot be examined", errno);
+  require(S_ISREG(about.st_mode), path.string(), "it is no regular file", "check the name");
+  return in;
+}
 
 inline void sync_directory(const std::filesystem::path& path) {
   file(path.empty() ? "." : path, O_RDONLY | O_DIRECTORY).sync();
@@ -103,7 +139,7 @@ inline void sync_directory(const std::filesystem::path& path) {
 
 /// The whole file, which may have at most `limit` bytes.
 inline std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
-  const file in(path, O_RDONLY);
+  const file in = open_regular(path);
   const std::uint64_t size = in.size();
   require(size <= limit, path.string(),
           "it has " + std::to_string(size) + " bytes, at most " + std::to_string(limit) +
@@ -114,57 +150,115 @@ inline std::string read_file(const std::filesystem::path& path, std::uint64_t li
   return text;
 }
 
-/// Writes a file by calling `fill(file)`, in a way that leaves the old file or the new one.
+namespace detail {
+
+/// NAME.partial-PID, where NAME is being written; a slash at the end of `path` does not count.
+inline std::filesystem::path beside(std::filesystem::path path) {
+  if (!path.has_filename()) path = path.parent_path();
+  path += ".partial-" + std::to_string(::getpid());
+  return path;
+}
+
+/// Whether `name` is one that `beside` makes.
+inline bool is_partial(std::string_view name) {
+  constexpr std::string_view mark = ".partial-";
+  const std::size_t at = name.rfind(mark);
+  return at != std::string_view::npos && at + mark.size() < name.size() &&
+         name.find_first_not_of("0123456789", at + mark.size()) == std::string_view::npos;
+}
+
+}  // namespace detail
+
+/// Writes a file by calling `fill(file)`, in a way that leaves the old file or the new one, whatever
+/// happens. A file that is mapped or open elsewhere keeps its old content there.
 ///
-/// Throws, with the old file untouched and nothing left beside it, when the disk is full.
+/// Throws, with the old file as it was and nothing left beside it, on whatever `fill` throws and
+/// when the disk is full.
 template <class Fill>
-void write_atomic(const std::filesystem::path& path, const Fill& fill) {
-  std::filesystem::path beside = path;
-  beside += ".partial-" + std::to_string(::getpid());
+void write_atomic(const std::filesystem::path& path, const Fill& fill, mode_t mode = 0644) {
+  const file out(detail::beside(path), O_WRONLY | O_CREAT | O_NOFOLLOW, mode);
+  require(out.lock(), path.string(), "another thread of this program is writing it");
   try {
-    const file out(beside, O_WRONLY | O_CREAT | O_TRUNC);
+    out.truncate(0);
     fill(out);
     out.sync();
-    if (::rename(beside.c_str(), path.c_str()) != 0) detail::fail(path, "cannot be renamed", errno);
+    if (::rename(out.path().c_str(), path.c_str()) != 0) {
+      detail::fail(path, "cannot be renamed", errno);
+    }
   } catch (...) {
-    ::unlink(beside.c_str());
+    ::unlink(out.path().c_str());
     throw;
   }
   sync_directory(path.parent_path());
 }
 
-inline void write_file_atomic(const std::filesystem::path& path, std::string_view text) {
-  write_atomic(path, [&](const file& out) { out.write(text); });
+inline void write_file_atomic(const std::filesystem::path& path, std::span<const std::byte> bytes,
+                              mode_t mode = 0644) {
+  write_atomic(path, [&](const file& out) { out.write(bytes); }, mode);
+}
+inline void write_file_atomic(const std::filesystem::path& path, std::string_view text,
+                              mode_t mode = 0644) {
+  write_file_atomic(path, std::as_bytes(std::span(text)), mode);
 }
 
-/// Appends `line` and its end in one write and syncs. A failed append is taken back.
+namespace detail {
+
+/// Bytes of `in` up to and with its last line end.
+inline std::uint64_t complete_bytes(const file& in) {
+  char part[4096];
+  for (std::uint64_t end = in.size(); end > 0;) {
+    const std::uint64_t begin = end - std::min<std::uint64_t>(end, sizeof part);
+    const std::string_view text(part, static_cast<std::size_t>(end - begin));
+    in.read_at(begin, std::as_writable_bytes(std::span(part, text.size())));
+    const std::size_t at = text.rfind('\n');
+    if (at != std::string_view::npos) return begin + at + 1;
+    end = begin;
+  }
+  return 0;
+}
+
+}  // namespace detail
+
+/// Appends `line`, which holds no line end, and a line end; syncs. A last line without its end is
+/// what a killed append leaves: it is removed first, and readers must pass over it.
+///
+/// Throws, with the file's complete lines as they were, when the disk is full.
 inline void append_line(const std::filesystem::path& path, const std::string& line) {
-  const file out(path, O_WRONLY | O_CREAT | O_APPEND);
-  const std::uint64_t before = out.size();
+  require(line.find('\n') == std::string::npos, path.string(), "a line to append has a line end");
+  const file out(path, O_RDWR | O_CREAT | O_APPEND);
+  const std::uint64_t before = detail::complete_bytes(out);
+  if (before != out.size()) out.truncate(before);
   try {
     out.write(line + "\n");
     out.sync();
   } catch (...) {
-    if (::ftruncate(out.handle(), static_cast<off_t>(before)) != 0) {
-      // The reader drops a last line without its end.
-    }
+    // Should this fail too, what is left has no line end, or is the line itself.
+    [[maybe_unused]] const int ignored = ::ftruncate(out.handle(), static_cast<off_t>(before));
     throw;
   }
+  if (before == 0) sync_directory(path.parent_path());
 }
 
 /// A directory that appears under its name complete or not at all.
 class staged_directory {
  public:
-  explicit staged_directory(std::filesystem::path target) : target_(std::move(target)), staged_(target_) {
-    require(!std::filesystem::exists(target_), target_.string(), "it exists",
-            "choose another name, or remove it first");
-    staged_ += ".partial-" + std::to_string(::getpid());
-    std::filesystem::remove_all(staged_);
+  /// Makes `target`.partial-PID, and the directories above it. Throws when `target` exists.
+  explicit staged_directory(std::filesystem::path target)
+      : target_(std::move(target)), staged_(detail::beside(target_)) {
+    if (!target_.has_filename()) target_ = target_.parent_path();
+    if (taken()) detail::fail(target_, "cannot be made", EEXIST);
+    remove_unless_locked(staged_);
     std::error_code failure;
-    std::filesystem::create_directories(staged_, failure);
-    if (failure) detail::fail(staged_, "cannot be made", failure.value());
+    if (target_.has_parent_path()) {
+      std::filesystem::create_directories(target_.parent_path(), failure);
+    }
+    if (failure) detail::fail(target_.parent_path(), "cannot be made", failure.value());
+    if (::mkdir(staged_.c_str(), 0755) != 0) detail::fail(staged_, "cannot be made", errno);
+    lock_ = file(staged_, O_RDONLY | O_DIRECTORY);
+    lock_.lock();
   }
   staged_directory(const staged_directory&) = delete;
+  staged_directory& operator=(const staged_directory&) = delete;
   ~staged_directory() {
     std::error_code ignored;
     if (!committed_) std::filesystem::remove_all(staged_, ignored);
@@ -173,34 +267,77 @@ class staged_directory {
   /// Where to write until `commit`.
   const std::filesystem::path& path() const { return staged_; }
 
-  /// Syncs everything and renames.
+  /// Syncs everything in it and renames. Throws when the target has appeared meanwhile.
   void commit() {
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(staged_)) {
-      if (entry.is_directory()) {
-        sync_directory(entry.path());
-      } else {
-        file(entry.path(), O_RDONLY).sync();
-      }
-    }
-    sync_directory(staged_);
-    if (::rename(staged_.c_str(), target_.c_str()) != 0) {
-      detail::fail(target_, "cannot be renamed", errno);
-    }
+    sync_below(staged_);
+    if (rename_to_target() != 0) detail::fail(target_, "cannot be made", errno);
     committed_ = true;
     sync_directory(target_.parent_path());
   }
 
-  /// Removes what killed writers left in `parent`.
+  /// Removes what killed writers left in `parent`, files and directories, and nothing that is being
+  /// written now.
   static void remove_stale(const std::filesystem::path& parent) {
-    for (const auto& entry : std::filesystem::directory_iterator(parent)) {
-      if (entry.path().filename().string().find(".partial-") != std::string::npos) {
-        std::filesystem::remove_all(entry.path());
+    std::error_code failure;
+    std::filesystem::directory_iterator entries(parent, failure);
+    if (failure == std::errc::no_such_file_or_directory) return;
+    for (; !failure && entries != std::filesystem::directory_iterator();
+         entries.increment(failure)) {
+      if (detail::is_partial(entries->path().filename().string())) {
+        remove_unless_locked(entries->path());
       }
     }
+    if (failure) detail::fail(parent, "cannot be read", failure.value());
   }
 
  private:
+  bool taken() const {
+    struct stat about;
+    return ::lstat(target_.c_str(), &about) == 0;
+  }
+
+  static void remove_unless_locked(const std::filesystem::path& path) {
+    const int handle = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (handle < 0 && errno == ENOENT) return;
+    const bool busy = handle >= 0 && ::flock(handle, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    std::error_code failure;
+    if (!busy) std::filesystem::remove_all(path, failure);
+    if (handle >= 0) ::close(handle);
+    if (failure) detail::fail(path, "was left by a killed program and cannot be removed", failure.value());
+  }
+
+  static void sync_below(const std::filesystem::path& directory) {
+    std::error_code failure;
+    std::filesystem::directory_iterator entries(directory, failure);
+    for (; !failure && entries != std::filesystem::directory_iterator();
+         entries.increment(failure)) {
+      if (entries->is_directory(failure)) {
+        sync_below(entries->path());
+      } else if (!failure) {
+        file(entries->path(), O_RDONLY | O_NOFOLLOW).sync();
+      }
+    }
+    if (failure) detail::fail(directory, "cannot be read", failure.value());
+    sync_directory(directory);
+  }
+
+  int rename_to_target() const {
+#if defined(RENAME_NOREPLACE)
+    if (::renameat2(AT_FDCWD, staged_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) == 0) {
+      return 0;
+    }
+    if (errno != EINVAL && errno != ENOSYS) return -1;
+#endif
+    // Elsewhere rename alone would replace a directory that is empty.
+    if (taken()) {
+      errno = EEXIST;
+      return -1;
+    }
+    return ::rename(staged_.c_str(), target_.c_str());
+  }
+
   std::filesystem::path target_, staged_;
+  file lock_;
   bool committed_ = false;
 };
 

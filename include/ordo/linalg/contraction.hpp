@@ -52,9 +52,12 @@ ORDO_FORCE_FUNCTION std::int32_t dot_int8(const std::int8_t* ORDO_RESTRICT x,
   std::int32_t part[16] = {}, sum = 0;
   std::int64_t i = 0;
   for (; i + 16 <= k; i += 16)
-    for (int j = 0; j < 16; ++j) part[j] += std::int32_t{x[i + j]} * y[i + j];
-  for (; i < k; ++i) sum += std::int32_t{x[i]} * y[i];
-  for (int j = 0; j < 16; ++j) sum += part[j];
+    for (int j = 0; j < 16; ++j)
+      part[j] += std::int32_t{x[i + j]} * y[i + j];
+  for (; i < k; ++i)
+    sum += std::int32_t{x[i]} * y[i];
+  for (int j = 0; j < 16; ++j)
+    sum += part[j];
   return sum;
 }
 
@@ -69,4 +72,4 @@ struct store_piece {
   }
 };
 
-}  // namespace ordo::detail
+} // namespace ordo::detail

@@ -59,14 +59,15 @@ void gemm_f32_plain(const Space& space, matrix_view<const TA, Space> a,
             sum = arith::add(sum, gemm_product(a(m, k), b(n0 + j, k)));
           }
           for (int width = W; width > 1; width /= 2)
-            for (int i = 0; i < width / 2; ++i) lane[i] = arith::add(lane[2 * i], lane[2 * i + 1]);
+            for (int i = 0; i < width / 2; ++i)
+              lane[i] = arith::add(lane[2 * i], lane[2 * i + 1]);
           c[j] = arith::canonical(lane[0]);
         }
         epilogue(m, n0, count, static_cast<const float*>(c));
       });
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// C[m, n] = sum over k of A[m, k] * B[n, k], each product rounded before it is added, handed to
 /// `epilogue` piece by piece.
@@ -79,8 +80,8 @@ void gemm_f32_plain(const Space& space, matrix_view<const TA, Space> a,
 /// Throws: if the K of A and B differ.
 template <execution_space Space, class Order, detail::real_matrix A, detail::real_matrix B,
           class Epilogue>
-  requires(!Kokkos::is_view<Epilogue>::value)
-void gemm_f32(const Space& space, Order, const A& a, const B& b, const Epilogue& epilogue) {
+requires(!Kokkos::is_view<Epilogue>::value) void gemm_f32(const Space& space, Order, const A& a,
+                                                          const B& b, const Epilogue& epilogue) {
   constexpr int lanes = detail::gemm_lanes<Order>;
   static_assert(lanes != 0,
                 "ordo::gemm_f32: no such order; use order::Sequential or order::Lanes<W>");
@@ -105,4 +106,4 @@ void gemm_f32(const Space& space, Order policy, const A& a, const B& b,
   gemm_f32(space, policy, a, b, detail::store_piece<float, Space>{c});
 }
 
-}  // namespace ordo
+} // namespace ordo

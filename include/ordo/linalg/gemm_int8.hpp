@@ -50,16 +50,16 @@ bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
       return cpu::int8_slices<1>{
           {x.data()}, extent(x, 0), extent(x, 1), static_cast<std::int64_t>(x.stride(0))};
     };
-    return cpu::multiply_slices(
-        space, slices(a), slices(b),
-        [&epilogue](std::int64_t m, std::int64_t n0, int count, const std::int32_t* c,
-                    std::int64_t) { epilogue(m, n0, count, c); });
+    return cpu::multiply_slices(space, slices(a), slices(b),
+                                [&epilogue](std::int64_t m, std::int64_t n0, int count,
+                                            const std::int32_t* c,
+                                            std::int64_t) { epilogue(m, n0, count, c); });
   }
 #endif
   return false;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// C[m, n] = sum over k of A[m, k] * B[n, k], handed to `epilogue` piece by piece.
 ///
@@ -69,12 +69,13 @@ bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
 /// Shape: A is M x K, B is N x K (both contiguous along k).
 /// Order: Exact; no order exists.
 /// Bits: depend on the entries only, not on pieces, threads or instruction set.
-/// Throws: if the K of A and B differ, or K > 133,144. Quantizers clamp to [-127, 127]; with entries
-/// of -128, outside this contract, results are still exact while K <= 131,071.
+/// Throws: if the K of A and B differ, or K > 133,144. Quantizers clamp to [-127, 127]; with
+/// entries of -128, outside this contract, results are still exact while K <= 131,071.
 template <execution_space Space, class Epilogue>
-  requires(!Kokkos::is_view<Epilogue>::value)
-void gemm_int8(const Space& space, order::Exact, matrix_view<const std::int8_t, Space> a,
-               matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
+requires(!Kokkos::is_view<Epilogue>::value) void gemm_int8(const Space& space, order::Exact,
+                                                           matrix_view<const std::int8_t, Space> a,
+                                                           matrix_view<const std::int8_t, Space> b,
+                                                           const Epilogue& epilogue) {
   detail::require_contraction("ordo::gemm_int8", a, b, gemm_int8_max_k);
   if (!detail::gemm_int8_host(space, a, b, epilogue))
     detail::gemm_int8_plain(space, a, b, epilogue);
@@ -90,4 +91,4 @@ void gemm_int8(const Space& space, order::Exact policy, matrix_view<const std::i
   gemm_int8(space, policy, a, b, detail::store_piece<std::int32_t, Space>{c});
 }
 
-}  // namespace ordo
+} // namespace ordo

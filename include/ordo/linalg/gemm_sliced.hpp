@@ -33,7 +33,8 @@ constexpr std::int64_t sliced_weight_bound(int w) {
   std::int64_t bound = 0;
   for (int i = 0; i < A; ++i) {
     const int j = w - i;
-    if (j >= 0 && j < B) bound += (i + 1 < A ? 64 : 127) * (j + 1 < B ? 64 : 127);
+    if (j >= 0 && j < B)
+      bound += (i + 1 < A ? 64 : 127) * (j + 1 < B ? 64 : 127);
   }
   return bound;
 }
@@ -41,7 +42,8 @@ constexpr std::int64_t sliced_weight_bound(int w) {
 template <int A, int B>
 constexpr std::int64_t sliced_max_k() {
   std::int64_t bound = 1;
-  for (int w = 0; w < A + B - 1; ++w) bound = std::max(bound, sliced_weight_bound<A, B>(w));
+  for (int w = 0; w < A + B - 1; ++w)
+    bound = std::max(bound, sliced_weight_bound<A, B>(w));
   return 0x7fffffff / bound;
 }
 
@@ -73,7 +75,8 @@ void gemm_sliced_plain(const Space& space, const sliced_matrix<A, Space>& a,
               sum[i + j] += dot_int8(a.slice[i].data() + m * k_total,
                                      b.slice[j].data() + (n0 + column) * k_total, k_total);
           std::int64_t v = 0;
-          for (int w = weights - 1; w >= 0; --w) v = v * 128 + sum[w];
+          for (int w = weights - 1; w >= 0; --w)
+            v = v * 128 + sum[w];
           c[column] = sliced_value(v, a.shift(m), b.shift(n0 + column));
         }
         epilogue(m, n0, count, static_cast<const float*>(c));
@@ -97,7 +100,8 @@ struct round_piece {
     } else {
       for (int j = 0; j < count; ++j) {
         std::int64_t v = 0;
-        for (int w = Weights - 1; w >= 0; --w) v = v * 128 + sums[w * plane + j];
+        for (int w = Weights - 1; w >= 0; --w)
+          v = v * 128 + sums[w * plane + j];
         c[j] = sliced_value(v, a_shift[m], b_shift[n0 + j]);
       }
     }
@@ -127,7 +131,7 @@ bool gemm_sliced_host(const Space& space, const sliced_matrix<A, Space>& a,
   return false;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Longest contraction whose int32 sums cannot overflow. Products of equal weight share a sum:
 /// 132,104 for two and two slices (hi * lo + lo * hi is at most 2 * 127 * 64 a term), 132,104 for
@@ -150,9 +154,10 @@ inline constexpr std::int64_t gemm_sliced_max_k = detail::sliced_max_k<A, B>();
 /// sum over k of (|a_k| e_b + |b_k| e_a + e_a e_b) + 2^-24 |C|, e = 2^-(s + 1) of each row.
 /// Throws: if the K of A and B differ or K exceeds `gemm_sliced_max_k`.
 template <int A, int B, execution_space Space, class Epilogue>
-  requires(!Kokkos::is_view<Epilogue>::value)
-void gemm_sliced(const Space& space, Sliced<A, B>, const sliced_matrix<A, Space>& a,
-                 const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
+requires(!Kokkos::is_view<Epilogue>::value) void gemm_sliced(const Space& space, Sliced<A, B>,
+                                                             const sliced_matrix<A, Space>& a,
+                                                             const sliced_matrix<B, Space>& b,
+                                                             const Epilogue& epilogue) {
   detail::require_contraction("ordo::gemm_sliced", a.rows(), a.columns(), b.rows(), b.columns(),
                               gemm_sliced_max_k<A, B>);
   if (!detail::gemm_sliced_host(space, a, b, epilogue))
@@ -167,4 +172,4 @@ void gemm_sliced(const Space& space, Sliced<A, B> policy, const sliced_matrix<A,
   gemm_sliced(space, policy, a, b, detail::store_piece<float, Space>{c});
 }
 
-}  // namespace ordo
+} // namespace ordo

@@ -46,14 +46,17 @@ struct sliced_matrix {
   std::int64_t rows() const { return static_cast<std::int64_t>(slice[0].extent(0)); }
   std::int64_t columns() const { return static_cast<std::int64_t>(slice[0].extent(1)); }
 
-  /// Makes the matrix `rows` x `columns` with undefined contents; keeps the memory if it is already.
+  /// Makes the matrix `rows` x `columns` with undefined contents; keeps the memory if it is
+  /// already.
   void resize(std::int64_t rows, std::int64_t columns) {
-    if (shift.is_allocated() && rows == this->rows() && columns == this->columns()) return;
+    if (shift.is_allocated() && rows == this->rows() && columns == this->columns())
+      return;
     const auto m = static_cast<std::size_t>(rows), k = static_cast<std::size_t>(columns);
     const auto bare = [](const char* label) {
       return Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string(label));
     };
-    for (auto& s : slice) s = std::remove_reference_t<decltype(s)>(bare("ordo::sliced::digits"), m, k);
+    for (auto& s : slice)
+      s = std::remove_reference_t<decltype(s)>(bare("ordo::sliced::digits"), m, k);
     shift = decltype(shift)(bare("ordo::sliced::shift"), m);
   }
 };
@@ -69,12 +72,15 @@ struct digit_row {
 /// The largest shift s within bounds such that amax * 2^s <= limit; 0 for amax = 0.
 template <int Slices>
 ORDO_FUNCTION std::int32_t alignment(float amax) {
-  if (!arith::is_finite(amax)) return sliced_non_finite;
-  if (amax == 0.0f) return 0;
+  if (!arith::is_finite(amax))
+    return sliced_non_finite;
+  if (amax == 0.0f)
+    return 0;
   const float limit = static_cast<float>(sliced_limit<Slices>);
   const std::uint32_t significand = 0x7fffffu;
   std::int32_t s = arith::exponent(limit) - arith::exponent(amax);
-  if ((arith::bits(amax) & significand) > (arith::bits(limit) & significand)) --s;
+  if ((arith::bits(amax) & significand) > (arith::bits(limit) & significand))
+    --s;
   return s < sliced_min_shift ? sliced_min_shift : s > sliced_max_shift ? sliced_max_shift : s;
 }
 
@@ -111,7 +117,8 @@ void slice_rows_plain(const Space& space, matrix_view<const T, Space> x,
         for (std::int64_t k = 0; k < columns; ++k) {
           std::int8_t digit[Slices];
           digits<Slices>(arith::to_f32(x(r, k)), shift, digit);
-          for (int i = 0; i < Slices; ++i) out.slice[i](r, k) = digit[i];
+          for (int i = 0; i < Slices; ++i)
+            out.slice[i](r, k) = digit[i];
         }
       });
 }
@@ -129,7 +136,8 @@ void slice_columns_plain(const Space& space, matrix_view<const T, Space> x, std:
         for (std::int64_t r = r0; r < r1; ++r) {
           std::int8_t digit[Slices];
           digits<Slices>(arith::to_f32(x(r, c)), shift, digit);
-          for (int i = 0; i < Slices; ++i) out.slice[i](c, r - r0) = digit[i];
+          for (int i = 0; i < Slices; ++i)
+            out.slice[i](c, r - r0) = digit[i];
         }
       });
 }
@@ -150,7 +158,8 @@ void slice_rows_avx512(const Space& space, matrix_view<const T, Space> x,
                  std::int8_t* digit[Slices];
                  for (int i = 0; i < Slices; ++i) {
                    digit[i] = out.slice[i].data() + r * n;
-                   if (shift == sliced_non_finite) std::fill_n(digit[i], n, std::int8_t{0});
+                   if (shift == sliced_non_finite)
+                     std::fill_n(digit[i], n, std::int8_t{0});
                  }
                  if (shift != sliced_non_finite)
                    cpu::avx512::slice_row<Slices>(row, n, shift, sliced_limit<Slices>, digit);
@@ -158,31 +167,40 @@ void slice_rows_avx512(const Space& space, matrix_view<const T, Space> x,
              });
 }
 
+/// Columns [begin, end) of `rows` rows from `top` on. Sixteen columns at a time, in turns over few
+/// enough rows that the pages they lie on stay known to the processor.
 template <int Slices, execution_space Space, class T>
-void slice_columns_avx512(const Space& space, matrix_view<const T, Space> x, std::int64_t r0,
-                          std::int64_t r1, const sliced_matrix<Slices, Space>& out) {
-  const auto stride = static_cast<std::int64_t>(x.stride(0));
-  for_blocks(space, "ordo::slice_columns::columns", out.rows(), 16,
-             [&](std::int64_t begin, std::int64_t end) {
-               const int columns = static_cast<int>(end - begin);
-               const T* top = x.data() + r0 * stride + begin;
-               std::uint32_t amax[16];
-               cpu::avx512::largest_of_columns(top, stride, r1 - r0, (1u << columns) - 1u, amax);
-               float factors[2][16] = {};
-               for (int c = 0; c < columns; ++c) {
-                 const std::int32_t shift =
-                     alignment<Slices>(arith::flush(arith::from_bits(amax[c])));
-                 out.shift(static_cast<std::size_t>(begin + c)) = shift;
-                 if (shift == sliced_non_finite) continue;
-                 const auto power = cpu::avx512::powers_of(shift);
-                 factors[0][c] = power.first;
-                 factors[1][c] = power.second;
-               }
-               std::int8_t* digit[Slices];
-               for (int i = 0; i < Slices; ++i) digit[i] = out.slice[i].data() + begin * (r1 - r0);
-               cpu::avx512::slice_column_block<Slices>(top, stride, r1 - r0, columns, factors,
-                                                       sliced_limit<Slices>, digit, r1 - r0);
-             });
+void slice_columns_avx512(const T* top, std::int64_t stride, std::int64_t rows, std::int64_t begin,
+                          std::int64_t end, const sliced_matrix<Slices, Space>& out) {
+  constexpr int groups = 4, turn = 32;
+  std::uint32_t amax[groups][16] = {};
+  float factors[groups][2][16] = {};
+  const auto each_piece = [&](const auto& f) {
+    for (std::int64_t r = 0; r < rows; r += turn)
+      for (int g = 0; begin + 16 * g < end; ++g)
+        f(g, top + r * stride + begin + 16 * g, std::min<std::int64_t>(turn, rows - r),
+          static_cast<int>(std::min<std::int64_t>(16, end - begin - 16 * g)), r);
+  };
+  each_piece([&](int g, const T* x, std::int64_t count, int columns, std::int64_t) {
+    cpu::avx512::largest_of_columns(x, stride, count, columns, amax[g]);
+  });
+  for (std::int64_t c = 0; c < end - begin; ++c) {
+    const std::int32_t shift =
+        alignment<Slices>(arith::flush(arith::from_bits(amax[c / 16][c % 16])));
+    out.shift.data()[begin + c] = shift;
+    if (shift == sliced_non_finite)
+      continue;
+    const auto power = cpu::avx512::powers_of(shift);
+    factors[c / 16][0][c % 16] = power.first;
+    factors[c / 16][1][c % 16] = power.second;
+  }
+  each_piece([&](int g, const T* x, std::int64_t count, int columns, std::int64_t r) {
+    std::int8_t* digit[Slices];
+    for (int i = 0; i < Slices; ++i)
+      digit[i] = out.slice[i].data() + (begin + 16 * g) * rows + r;
+    cpu::avx512::slice_column_block<Slices>(x, stride, count, columns, factors[g],
+                                            sliced_limit<Slices>, digit, rows);
+  });
 }
 #endif
 
@@ -191,17 +209,16 @@ inline constexpr bool on_host = std::is_same_v<typename Space::memory_space, Kok
 
 /// float and bf16: what can be sliced and multiplied.
 template <class View>
-concept real_matrix =
-    Kokkos::is_view<View>::value &&
+concept real_matrix = Kokkos::is_view<View>::value &&
     (std::is_same_v<std::remove_cv_t<typename View::value_type>, float> ||
      std::is_same_v<std::remove_cv_t<typename View::value_type>, bf16>);
 
-}  // namespace detail
+} // namespace detail
 
 /// Aligns each row of `x` and cuts it into slices.
 ///
-/// The shift s of a row is the largest integer, clamped to [-100, 150], such that max|x| * 2^s is at
-/// most 16,319 (two slices) or 2,088,895 (three); an entry becomes v = nearest even integer of
+/// The shift s of a row is the largest integer, clamped to [-100, 150], such that max|x| * 2^s is
+/// at most 16,319 (two slices) or 2,088,895 (three); an entry becomes v = nearest even integer of
 /// x * 2^s, clamped to that limit (which matters only for rows that reach 2^114 or 2^121). Digits
 /// are balanced: in [-64, 63] but for the top one, so every digit is within [-127, 127]. A row of
 /// zeros has shift 0; a row with a NaN or an infinity has shift `sliced_non_finite`, digits 0.
@@ -238,7 +255,12 @@ void slice_columns(const Space& space, const View& x, std::int64_t r0, std::int6
 #if defined(__x86_64__)
   if constexpr (detail::on_host<Space>)
     if (cpu::active_isa() == cpu::isa::avx512)
-      return detail::slice_columns_avx512<Slices, Space, T>(space, in, r0, r1, out);
+      return detail::for_blocks(space, "ordo::slice_columns::columns", out.rows(), 64,
+                                [&](std::int64_t begin, std::int64_t end) {
+                                  const auto stride = static_cast<std::int64_t>(in.stride(0));
+                                  detail::slice_columns_avx512(in.data() + r0 * stride, stride,
+                                                               r1 - r0, begin, end, out);
+                                });
 #endif
   detail::slice_columns_plain<Slices, Space, T>(space, in, r0, r1, out);
 }
@@ -249,4 +271,4 @@ void slice_columns(const Space& space, const View& x, sliced_matrix<Slices, Spac
   slice_columns(space, x, 0, static_cast<std::int64_t>(x.extent(0)), out);
 }
 
-}  // namespace ordo
+} // namespace ordo

@@ -43,7 +43,7 @@ struct loss_scratch {
   left<float> probability_by_row, probability_by_word;
   right<bf16> hidden_by_feature;
   memory<bf16> hidden_memory;
-  memory<float> logits_memory, factors;
+  memory<float> logits_memory, factors, pulls;
   memory<std::int64_t> totals;
   typename memory<std::int64_t>::HostMirror host_totals;
 
@@ -59,6 +59,8 @@ struct loss_scratch {
         hidden_memory(detail::uninitialized("ordo::cross_entropy::hidden"), size(width)),
         logits_memory(detail::uninitialized("ordo::cross_entropy::logits"), size(vocabulary)),
         factors(detail::uninitialized("ordo::cross_entropy::factors"), size(1)),
+        pulls(detail::uninitialized("ordo::cross_entropy::pulls"),
+              static_cast<std::size_t>(max_tokens)),
         totals("ordo::cross_entropy::totals", detail::loss_totals),
         host_totals(Kokkos::create_mirror_view(totals)) {}
 

@@ -144,8 +144,9 @@ struct cross_entropy {
   std::vector<bf16> weight; ///< without padding
   std::vector<std::uint32_t> labels;
   loss::options options;
-  std::vector<float> probabilities{}; ///< [tokens, vocabulary], +0 where ignored
+  std::vector<float> probabilities{}; ///< [tokens, vocabulary], +0 at labels and where ignored
   std::vector<float> factors{};       ///< token_scale * (1 + 2z * lse)
+  std::vector<float> pulls{};         ///< factor * probability of the label - token_scale
   std::vector<float> token_losses{};
 
   bool counts(std::size_t i) const { return labels[i] != loss::ignore_label; }
@@ -166,6 +167,7 @@ struct cross_entropy {
 
     loss::loss_sum sum;
     factors.assign(tokens, 0.0f);
+    pulls.assign(tokens, 0.0f);
     token_losses.assign(tokens, 0.0f);
     for (std::size_t i = 0; i < tokens; ++i) {
       const auto row = std::span(probabilities).subspan(i * vocabulary, vocabulary);
@@ -176,6 +178,8 @@ struct cross_entropy {
       const auto [lse, token_loss] = detail::normalize(row, labels[i], options.z_coefficient);
       const float slope = arith::mul(arith::mul(2.0f, options.z_coefficient), lse);
       factors[i] = arith::mul(options.token_scale, arith::add(1.0f, slope));
+      pulls[i] = arith::sub(arith::mul(factors[i], row[labels[i]]), options.token_scale);
+      row[labels[i]] = 0.0f;
       token_losses[i] = token_loss;
       const bool finite = loss::token_is_finite(token_loss);
       sum += {finite ? loss::token_units(token_loss) : 0, 1, finite};
@@ -183,7 +187,7 @@ struct cross_entropy {
     return sum;
   }
 
-  /// factor * (probabilities x weight) - token_scale * weight[label], as binary32 before the one
+  /// factor * (probabilities x weight) + pull * weight[label], as binary32 before the one
   /// rounding to bf16; +0 for ignored tokens.
   std::vector<float> hidden_gradient() const {
     std::vector<float> g;
@@ -193,15 +197,15 @@ struct cross_entropy {
       for (std::size_t d = 0; d < width; ++d) {
         float& x = g[i * width + d];
         const float word = counts(i) ? arith::to_f32(weight[labels[i] * width + d]) : 0.0f;
-        const float push = arith::mul(options.token_scale, word);
-        x = counts(i) ? arith::sub(arith::mul(factors[i], x), push) : 0.0f;
+        const float at_label = arith::mul(pulls[i], word);
+        x = counts(i) ? arith::add(arith::mul(factors[i], x), at_label) : 0.0f;
       }
     }
     return g;
   }
 
   /// [padded, width]: from +0, adds the contraction of each block of 256 rows in ascending order,
-  /// then subtracts token_scale * hidden of each token from its label's row, in ascending order.
+  /// then adds pull * hidden of each token to its label's row, in ascending order.
   std::vector<float> weight_gradient(std::size_t padded) const {
     std::vector<float> weighted = probabilities, g(padded * width, 0.0f), part;
     for (std::size_t i = 0; i < weighted.size(); ++i) {
@@ -219,8 +223,8 @@ struct cross_entropy {
     for (std::size_t i = 0; i < tokens * width; ++i) {
       if (counts(i / width)) {
         float& x = g[labels[i / width] * width + i % width];
-        const float pull = arith::mul(options.token_scale, arith::to_f32(hidden[i]));
-        x = arith::canonical(arith::sub(x, pull));
+        const float at_label = arith::mul(pulls[i / width], arith::to_f32(hidden[i]));
+        x = arith::canonical(arith::add(x, at_label));
       }
     }
     return g;

@@ -35,4 +35,4 @@ void gemm_f32(int lanes, std::int64_t m_total, std::int64_t n_total, std::int64_
     }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

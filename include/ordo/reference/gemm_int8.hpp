@@ -22,4 +22,4 @@ inline void gemm_int8(std::int64_t m_total, std::int64_t n_total, std::int64_t k
     }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

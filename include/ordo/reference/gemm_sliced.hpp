@@ -15,13 +15,17 @@ namespace ordo::reference {
 inline constexpr std::int32_t non_finite_shift = std::numeric_limits<std::int32_t>::max();
 
 /// Largest magnitude of an aligned entry: 127 * 128 + 63, or that times 128 plus 63.
-constexpr std::int32_t aligned_limit(int slices) { return slices == 2 ? 16319 : 2088895; }
+constexpr std::int32_t aligned_limit(int slices) {
+  return slices == 2 ? 16319 : 2088895;
+}
 
 /// 2^e as binary64; exact for every e used here.
 inline double power_of_two(int e) {
   double p = 1.0;
-  for (; e > 0; --e) p *= 2.0;
-  for (; e < 0; ++e) p *= 0.5;
+  for (; e > 0; --e)
+    p *= 2.0;
+  for (; e < 0; ++e)
+    p *= 0.5;
   return p;
 }
 
@@ -29,24 +33,29 @@ inline double power_of_two(int e) {
 inline std::int32_t row_shift(std::span<const float> x, int slices) {
   float amax = 0.0f;
   for (const float value : x) {
-    if (!arith::is_finite(value)) return non_finite_shift;
+    if (!arith::is_finite(value))
+      return non_finite_shift;
     amax = arith::max(amax, arith::abs(arith::flush(value)));
   }
-  if (amax == 0.0f) return 0;
+  if (amax == 0.0f)
+    return 0;
   std::int32_t s = 150;
-  while (s > -100 && double{amax} * power_of_two(s) > aligned_limit(slices)) --s;
+  while (s > -100 && double{amax} * power_of_two(s) > aligned_limit(slices))
+    --s;
   return s;
 }
 
 /// The aligned entry: an integer of at most `aligned_limit`, standing for x after division by 2^s.
 inline std::int32_t aligned(float x, std::int32_t shift, int slices) {
-  if (shift == non_finite_shift) return 0;
+  if (shift == non_finite_shift)
+    return 0;
   return arith::to_int(arith::scale_pow2(arith::flush(x), shift), aligned_limit(slices));
 }
 
 /// Balanced digit i, base 128: v is the sum of digit i times 128^i.
 inline std::int8_t digit(std::int32_t v, int i, int slices) {
-  for (; i > 0; --i, --slices) v = (v - (((v + 64) & 127) - 64)) / 128;
+  for (; i > 0; --i, --slices)
+    v = (v - (((v + 64) & 127) - 64)) / 128;
   return static_cast<std::int8_t>(slices > 1 ? ((v + 64) & 127) - 64 : v);
 }
 
@@ -72,4 +81,4 @@ inline void gemm_sliced(int a_slices, int b_slices, std::int64_t m_total, std::i
     }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference
