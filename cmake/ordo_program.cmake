@@ -1,13 +1,10 @@
-# ordo_program(NAME SOURCE): one of the programs, in build/bin, installed; skipped while SOURCE is missing.
+# ordo_program(NAME SOURCE): one of the programs, in build/bin, installed.
 function(ordo_program name source)
-  if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${source}")
-    message(STATUS "ordo: ${name} is left out: no ${source} yet")
-    return()
-  endif()
   ordo_device_language(${source})
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE ordo_step Boost::program_options)
   ordo_warnings(${name})
+  ordo_native(${name})
   install(TARGETS ${name} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   set_property(GLOBAL APPEND PROPERTY ORDO_PROGRAMS ${name})
 endfunction()

@@ -3,6 +3,7 @@
 #include <cfenv>
 #include <cmath>
 #include <cstdint>
+#include <future>
 #include <limits>
 #include <random>
 #include <string>
@@ -353,6 +354,38 @@ TEST_CASE("arith: scaling by powers of two is rounded once") {
   CHECK(arith::pow2(-126) == 0x1p-126f);
 }
 
+namespace {
+
+/// A thread that exists before main, and so before anything could set a mode for it.
+class early_thread {
+public:
+  early_thread()
+      : worker_([this] {
+          go_.get_future().wait();
+          result_ = arith::sub(a_, b_);
+        }) {}
+  ~early_thread() {
+    if (worker_.joinable())
+      difference(0.0f, 0.0f);
+  }
+  float difference(float a, float b) {
+    a_ = a;
+    b_ = b;
+    go_.set_value();
+    worker_.join();
+    return result_;
+  }
+
+private:
+  std::promise<void> go_;
+  float a_ = 0.0f, b_ = 0.0f, result_ = 1.0f;
+  std::thread worker_; // last: it uses the others
+};
+
+early_thread early;
+
+} // namespace
+
 TEST_CASE("arith: a subnormal difference is zero on every thread") {
   float results[3] = {1.0f, 1.0f, 1.0f};
   const float a = opaque(0x1.8p-126f), b = opaque(0x1p-126f);
@@ -365,6 +398,7 @@ TEST_CASE("arith: a subnormal difference is zero on every thread") {
     const arith::float_mode mode;
     results[2] = mode.pinned(arith::sub(a, b));
   }).join();
+  CHECK(bits(early.difference(a, b)) == 0);
   for (const float r : results)
     CHECK(bits(r) == 0);
   for (const float r : workers)

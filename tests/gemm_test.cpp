@@ -453,6 +453,36 @@ TEST_CASE("the plain loops, which other devices run, equal the definition too") 
   CHECK(same_bits(c.data, expected.data));
 }
 
+#if defined(KOKKOS_ENABLE_SERIAL)
+TEST_CASE("the Serial space gives the same bits, into and from memory that Kokkos manages") {
+  using serial = Kokkos::Serial;
+  const std::size_t m = 50, n = 70, k = 130;
+  const auto a = float_matrix(m, k, 18, -12, 1), b = float_matrix(n, k, 19, -12, 1);
+  const auto a8 = int8_matrix(m, k, 20), b8 = int8_matrix(n, k, 21);
+  Kokkos::View<float**, Kokkos::LayoutRight, Kokkos::HostSpace> c("c", m, n), x("x", m, k);
+  Kokkos::View<std::int32_t**, Kokkos::LayoutRight, Kokkos::HostSpace> c8("c8", m, n);
+  std::copy_n(a.data.begin(), m * k, x.data());
+  matrix<float> expected(m, n);
+  matrix<std::int32_t> expected8(m, n);
+  const auto same = [&] { return same_bits({c.data(), c.data() + m * n}, expected.data); };
+
+  ordo::gemm_int8(serial(), ordo::order::Exact(), a8.view(), b8.view(), c8);
+  ordo::reference::gemm_int8(m, n, k, a8.data, b8.data, expected8.data);
+  CHECK(std::equal(expected8.data.begin(), expected8.data.end(), c8.data()));
+
+  ordo::gemm_f32(serial(), ordo::order::Lanes<16>(), x, b.view(), c);
+  ordo::reference::gemm_f32<float, float>(16, m, n, k, a.data, b.data, expected.data);
+  CHECK(same());
+
+  ordo::sliced_matrix<2, serial> left, right;
+  ordo::slice_rows(serial(), x, left);
+  ordo::slice_rows(serial(), b.view(), right);
+  ordo::gemm_sliced(serial(), ordo::Sliced<2, 2>(), left, right, c);
+  ordo::reference::gemm_sliced(2, 2, m, n, k, a.data, b.data, expected.data);
+  CHECK(same());
+}
+#endif
+
 TEST_CASE("gemm_f32: orders differ on chosen data") {
   matrix<float> a(1, 4), b(1, 4), c(1, 1);
   a.data = {1e8f, 1.0f, -1e8f, 1.0f};

@@ -47,7 +47,7 @@ ORDO_FORCE_FUNCTION float exp_bounded(float x) {
 ///
 /// Bits: NaN gives the canonical NaN, +infinity itself, -infinity +0; overflow gives +infinity, a
 /// result of at most 2^-126 gives +0.
-/// Error: at most 0.97 ulp over all inputs (a result of zero counts as 2^-126).
+/// Error: at most 0.99 ulp over all inputs (a result of zero counts as 2^-126).
 ORDO_FORCE_FUNCTION float exp(float x) {
   float clamped = detail::select(x > -120.0f, x, -120.0f);
   clamped = detail::select(clamped < 120.0f, clamped, 120.0f);

@@ -17,7 +17,8 @@ namespace ordo::host {
 inline double power(double x, std::uint64_t n) {
   double result = 1.0;
   for (double square = x; n != 0; n >>= 1) {
-    if ((n & 1u) != 0) result = result * square;
+    if ((n & 1u) != 0)
+      result = result * square;
     square = square * square;
   }
   return result;
@@ -58,8 +59,9 @@ struct reduced_angle {
 inline reduced_angle reduce(double x) {
   require(x >= -0x1p20 && x <= 0x1p20, "ordo::host", "an angle is not within [-2^20, 2^20]",
           "reduce it first");
-  constexpr double first = 0x1.921fb544p+0, second = 0x1.0b4611a6p-34, third = 0x1.3198a2e037073p-69;
-  const double turns = x * 0x1.45f306dc9c883p-1;  // 2/pi
+  constexpr double first = 0x1.921fb544p+0, second = 0x1.0b4611a6p-34,
+                   third = 0x1.3198a2e037073p-69;
+  const double turns = x * 0x1.45f306dc9c883p-1; // 2/pi
   const std::int64_t quadrant = static_cast<std::int64_t>(turns < 0.0 ? turns - 0.5 : turns + 0.5);
   const double k = static_cast<double>(quadrant);
   return {quadrant, ((x - k * first) - k * second) - k * third};
@@ -70,17 +72,19 @@ inline reduced_angle reduce(double x) {
 inline double sine_of_rest(double x) {
   const double square = x * x;
   double bracket = 1.0;
-  for (int k = 16; k >= 2; k -= 2) bracket = 1.0 - square / static_cast<double>(k * (k + 1)) * bracket;
+  for (int k = 16; k >= 2; k -= 2)
+    bracket = 1.0 - square / static_cast<double>(k * (k + 1)) * bracket;
   return x * bracket;
 }
 inline double cosine_of_rest(double x) {
   const double square = x * x;
   double bracket = 1.0;
-  for (int k = 17; k >= 1; k -= 2) bracket = 1.0 - square / static_cast<double>(k * (k + 1)) * bracket;
+  for (int k = 17; k >= 1; k -= 2)
+    bracket = 1.0 - square / static_cast<double>(k * (k + 1)) * bracket;
   return bracket;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Sine and cosine of x radians.
 ///
@@ -98,4 +102,4 @@ inline double cos(double x) {
   return ((a.quadrant + 1) & 2) != 0 ? -value : value;
 }
 
-}  // namespace ordo::host
+} // namespace ordo::host

@@ -29,8 +29,9 @@ ORDO_FORCE_FUNCTION std::uint64_t two_over_pi_word(std::uint32_t i) {
 /// closer than 2^-30 to a multiple of pi/2 other than 0. Below 1/2 there is nothing to reduce.
 ORDO_FUNCTION reduced_angle reduce_angle(float x) {
   const std::uint32_t u = bits(x) & 0x7fffffffu;
-  const bool reduce = u >= 0x3f000000u;
-  const std::uint32_t position = reduce ? (u >> 23) - 120u : 6u; // in [6, 135]
+  if (u < 0x3f000000u)
+    return {x, 0.0f, 0u};
+  const std::uint32_t position = (u >> 23) - 120u; // in [6, 135]
   const std::uint32_t i = position >> 5, s = position & 31u;
   const std::uint64_t t0 = two_over_pi_word(i), t1 = two_over_pi_word(i + 1),
                       t2 = two_over_pi_word(i + 2), t3 = two_over_pi_word(i + 3);
@@ -49,13 +50,11 @@ ORDO_FUNCTION reduced_angle reduce_angle(float x) {
       upper * (half_pi << 2) + (upper * half_pi_rest >> 28) + (lower * half_pi >> 30);
   const float angle_high = from_int(angle);
   const float angle_low = from_int(angle - static_cast<std::int64_t>(angle_high));
-  float high = mul_rn(angle_high, 0x1p-62f), low = mul_rn(angle_low, 0x1p-62f);
   const std::uint32_t sign = bits(x) & 0x80000000u;
-  high = from_bits(bits(high) ^ sign);
-  low = from_bits(bits(low) ^ sign);
+  const float high = from_bits(bits(mul_rn(angle_high, 0x1p-62f)) ^ sign);
+  const float low = from_bits(bits(mul_rn(angle_low, 0x1p-62f)) ^ sign);
   const std::uint32_t quadrant = static_cast<std::uint32_t>(n);
-  return {select(reduce, high, x), select(reduce, low, 0.0f),
-          reduce ? (sign != 0 ? 0u - quadrant : quadrant) & 3u : 0u};
+  return {high, low, (sign != 0 ? 0u - quadrant : quadrant) & 3u};
 }
 
 /// sin(a + b) for |a + b| <= pi/4, b a rounding error of a: a + (b (1 - a^2/2) + a^3 P(a^2)).
@@ -98,7 +97,7 @@ ORDO_FORCE_FUNCTION float sin_quarter(float x, std::uint32_t turn) {
 /// Sine of an angle in radians.
 ///
 /// Bits: infinities and NaN give the canonical NaN; zeros themselves.
-/// Error: at most 0.77 ulp over all inputs.
+/// Error: at most 0.79 ulp over all inputs.
 ORDO_FUNCTION float sin(float x) {
   const float y = detail::sin_quarter(x, 0);
   return detail::select((bits(x) & 0x7fffffffu) == 0, x, y);
@@ -107,7 +106,7 @@ ORDO_FUNCTION float sin(float x) {
 /// Cosine of an angle in radians.
 ///
 /// Bits: infinities and NaN give the canonical NaN.
-/// Error: at most 0.78 ulp over all inputs.
+/// Error: at most 0.79 ulp over all inputs.
 ORDO_FUNCTION float cos(float x) {
   return detail::sin_quarter(x, 1);
 }

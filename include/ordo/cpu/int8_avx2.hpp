@@ -34,7 +34,7 @@ ORDO_AVX2 inline std::int32_t sum_of(__m256i x) {
 template <int SA, int SB>
 struct int8_tile {
   static constexpr int weights = SA + SB - 1;
-  static constexpr int rows = SA * SB <= 4 ? 2 : 1, columns = SA * SB == 1 ? 4 : 2;
+  static constexpr int rows = SA * SB == 1 ? 2 : 1, columns = SA * SB <= 4 ? 4 : 2;
 };
 
 template <class T>

@@ -20,9 +20,10 @@
 
 namespace ordo::digest {
 
-static_assert(std::endian::native == std::endian::little,
-              "ordo::digest: tensors are hashed as they lie in memory, which must be little-endian; "
-              "there is no version for big-endian machines");
+static_assert(
+    std::endian::native == std::endian::little,
+    "ordo::digest: tensors are hashed as they lie in memory, which must be little-endian; "
+    "there is no version for big-endian machines");
 
 enum class dtype { f32, bf16, i64, i32, u32, i8, u8 };
 
@@ -156,15 +157,16 @@ inline bool block_root(dtype type, std::span<const std::byte> bytes, nans known,
   std::byte replaced[tensor_chunk_bytes];
   std::size_t n = 0;
   for (; !bytes.empty(); ++n) {
-    auto chunk = bytes.first(std::min(bytes.size(), tensor_chunk_bytes));
+    const auto chunk = bytes.first(std::min(bytes.size(), tensor_chunk_bytes));
     bytes = bytes.subspan(chunk.size());
+    if (!hasher.leaf(chunk, leaves[n])) return false;
+    // Hashed first, so that the search finds the chunk in the cache; few are hashed twice.
     if (known == nans::any && holds_nan(type, chunk)) {
       const std::span<std::byte> copy(replaced, chunk.size());
       std::memcpy(copy.data(), chunk.data(), chunk.size());
       canonicalize(type, copy);
-      chunk = copy;
+      if (!hasher.leaf(copy, leaves[n])) return false;
     }
-    if (!hasher.leaf(chunk, leaves[n])) return false;
   }
   return hasher.reduce(std::span(leaves, n), out);
 }
@@ -198,7 +200,8 @@ std::vector<named_root> tensor_roots(const Space& space, std::span<const tensor_
       space, "ordo::digest::tensor_roots", static_cast<std::int64_t>(blocks.size()),
       [=](std::int64_t i) {
         const auto block = static_cast<std::size_t>(i);
-        const auto tensor = static_cast<std::size_t>(std::upper_bound(first, last, block) - first) - 1;
+        const auto tensor =
+            static_cast<std::size_t>(std::upper_bound(first, last, block) - first) - 1;
         const auto rest = all[tensor].bytes.subspan((block - first[tensor]) * detail::block_bytes);
         const auto bytes = rest.first(std::min(rest.size(), detail::block_bytes));
         if (!detail::block_root(all[tensor].type, bytes, known, out[block])) *all_hashed = false;
@@ -212,8 +215,8 @@ std::vector<named_root> tensor_roots(const Space& space, std::span<const tensor_
   return roots;
 }
 
-/// The root over tensor roots in ascending byte-wise order of their names, whatever the order given.
-/// Throws: a name twice.
+/// The root over tensor roots in ascending byte-wise order of their names, whatever the order
+/// given. Throws: a name twice.
 inline hash256 state_root(std::span<const named_root> roots) {
   std::vector<const named_root*> order;
   for (const named_root& entry : roots) order.push_back(&entry);

@@ -60,9 +60,10 @@ inline void require_exact(const json& number) {
   constexpr std::int64_t limit = std::int64_t{1} << 53;
   require(!number.is_number_float(), "canonical JSON",
           number.dump() + " is a floating-point number", "write its bits as a hexadecimal string");
-  const bool fits = number.is_number_unsigned()
-                        ? number.get<std::uint64_t>() <= static_cast<std::uint64_t>(limit)
-                        : number.get<std::int64_t>() >= -limit && number.get<std::int64_t>() <= limit;
+  const bool fits =
+      number.is_number_unsigned()
+          ? number.get<std::uint64_t>() <= static_cast<std::uint64_t>(limit)
+          : number.get<std::int64_t>() >= -limit && number.get<std::int64_t>() <= limit;
   require(fits, "canonical JSON", number.dump() + " is beyond 2^53", "write it as a string");
 }
 
@@ -150,7 +151,9 @@ inline const json& get(const json& object, const char* key, const std::string& w
 }
 inline std::uint64_t get_u64(const json& object, const char* key, const std::string& where) {
   const json& value = get(object, key, where);
-  require(value.is_number_unsigned(), where, "'" + std::string(key) + "' is no count");
+  require(value.is_number_unsigned() ||
+              (value.is_number_integer() && value.get<std::int64_t>() >= 0),
+          where, "'" + std::string(key) + "' is no count");
   return value.get<std::uint64_t>();
 }
 inline bool get_bool(const json& object, const char* key, const std::string& where) {

@@ -30,7 +30,8 @@ namespace ordo::io {
 
 namespace detail {
 
-[[noreturn]] inline void fail(const std::filesystem::path& path, const std::string& what, int code) {
+[[noreturn]] inline void fail(const std::filesystem::path& path, const std::string& what,
+                              int code) {
   const char* remedy = code == ENOSPC || code == EDQUOT || code == EFBIG
                            ? "free some space (or lift the limit) and run the same command again"
                        : code == EACCES || code == EPERM || code == EROFS ? "check the permissions"
@@ -169,8 +170,8 @@ inline bool is_partial(std::string_view name) {
 
 }  // namespace detail
 
-/// Writes a file by calling `fill(file)`, in a way that leaves the old file or the new one, whatever
-/// happens. A file that is mapped or open elsewhere keeps its old content there.
+/// Writes a file by calling `fill(file)`, in a way that leaves the old file or the new one,
+/// whatever happens. A file that is mapped or open elsewhere keeps its old content there.
 ///
 /// Throws, with the old file as it was and nothing left beside it, on whatever `fill` throws and
 /// when the disk is full.
@@ -299,11 +300,14 @@ class staged_directory {
   static void remove_unless_locked(const std::filesystem::path& path) {
     const int handle = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (handle < 0 && errno == ENOENT) return;
-    const bool busy = handle >= 0 && ::flock(handle, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    const bool busy =
+        handle >= 0 && ::flock(handle, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     std::error_code failure;
     if (!busy) std::filesystem::remove_all(path, failure);
     if (handle >= 0) ::close(handle);
-    if (failure) detail::fail(path, "was left by a killed program and cannot be removed", failure.value());
+    if (failure) {
+      detail::fail(path, "was left by a killed program and cannot be removed", failure.value());
+    }
   }
 
   static void sync_below(const std::filesystem::path& directory) {

@@ -61,6 +61,10 @@ ORDO_FORCE_FUNCTION std::int32_t dot_int8(const std::int8_t* ORDO_RESTRICT x,
   return sum;
 }
 
+/// What takes the pieces of a product; a view would be a matrix to store it in.
+template <class T>
+concept piece_epilogue = !Kokkos::is_view<T>::value;
+
 /// The epilogue that stores the product.
 template <class T, class Space>
 struct store_piece {

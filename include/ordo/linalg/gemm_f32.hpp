@@ -77,11 +77,11 @@ void gemm_f32_plain(const Space& space, matrix_view<const TA, Space> a,
 /// Order: over k, `order::Sequential` or `order::Lanes<W>`, W <= 128. Products follow `arith::mul`;
 /// of two bf16, whose products are exact, `arith::mul_exact`. K = 0 gives +0. NaN is canonical.
 /// Bits: depend on the entries and the order only.
+/// Sync: returns after the last call of `epilogue`, which must not throw.
 /// Throws: if the K of A and B differ.
 template <execution_space Space, class Order, detail::real_matrix A, detail::real_matrix B,
-          class Epilogue>
-requires(!Kokkos::is_view<Epilogue>::value) void gemm_f32(const Space& space, Order, const A& a,
-                                                          const B& b, const Epilogue& epilogue) {
+          detail::piece_epilogue Epilogue>
+void gemm_f32(const Space& space, Order, const A& a, const B& b, const Epilogue& epilogue) {
   constexpr int lanes = detail::gemm_lanes<Order>;
   static_assert(lanes != 0,
                 "ordo::gemm_f32: no such order; use order::Sequential or order::Lanes<W>");

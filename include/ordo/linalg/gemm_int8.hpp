@@ -42,8 +42,10 @@ void gemm_int8_plain(const Space& space, matrix_view<const std::int8_t, Space> a
 
 /// On the host: with the instructions this processor has. False if there is only the plain way.
 template <execution_space Space, class Epilogue>
-bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
-                    matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
+bool gemm_int8_host([[maybe_unused]] const Space& space,
+                    [[maybe_unused]] matrix_view<const std::int8_t, Space> a,
+                    [[maybe_unused]] matrix_view<const std::int8_t, Space> b,
+                    [[maybe_unused]] const Epilogue& epilogue) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
     const auto slices = [](const auto& x) {
@@ -69,13 +71,12 @@ bool gemm_int8_host(const Space& space, matrix_view<const std::int8_t, Space> a,
 /// Shape: A is M x K, B is N x K (both contiguous along k).
 /// Order: Exact; no order exists.
 /// Bits: depend on the entries only, not on pieces, threads or instruction set.
+/// Sync: returns after the last call of `epilogue`, which must not throw.
 /// Throws: if the K of A and B differ, or K > 133,144. Quantizers clamp to [-127, 127]; with
 /// entries of -128, outside this contract, results are still exact while K <= 131,071.
-template <execution_space Space, class Epilogue>
-requires(!Kokkos::is_view<Epilogue>::value) void gemm_int8(const Space& space, order::Exact,
-                                                           matrix_view<const std::int8_t, Space> a,
-                                                           matrix_view<const std::int8_t, Space> b,
-                                                           const Epilogue& epilogue) {
+template <execution_space Space, detail::piece_epilogue Epilogue>
+void gemm_int8(const Space& space, order::Exact, matrix_view<const std::int8_t, Space> a,
+               matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
   detail::require_contraction("ordo::gemm_int8", a, b, gemm_int8_max_k);
   if (!detail::gemm_int8_host(space, a, b, epilogue))
     detail::gemm_int8_plain(space, a, b, epilogue);

@@ -112,8 +112,10 @@ struct round_piece {
 
 /// On the host: with the instructions this processor has. False if there is only the plain way.
 template <int A, int B, execution_space Space, class Epilogue>
-bool gemm_sliced_host(const Space& space, const sliced_matrix<A, Space>& a,
-                      const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
+bool gemm_sliced_host([[maybe_unused]] const Space& space,
+                      [[maybe_unused]] const sliced_matrix<A, Space>& a,
+                      [[maybe_unused]] const sliced_matrix<B, Space>& b,
+                      [[maybe_unused]] const Epilogue& epilogue) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>) {
     const auto slices = [](const auto& x) {
@@ -146,18 +148,17 @@ inline constexpr std::int64_t gemm_sliced_max_k = detail::sliced_max_k<A, B>();
 /// The products of slices are exact; the sum of all of them, weighted by powers of 128, is one
 /// integer; it is rounded once to binary32 and scaled by 2^-(s_a + s_b), whose result is zero of
 /// its sign if its magnitude is at most 2^-126. A row with shift `sliced_non_finite` gives NaN
-/// (7fc00000). K = 0 gives zeros, or NaN.
+/// (7fc00000). K = 0 gives +0.
 /// Shape: A is M x K, B is N x K.
 /// Order: none; the sum is an integer.
 /// Bits: depend on the slices and shifts only.
 /// Error: against the product of the entries before slicing, at most
 /// sum over k of (|a_k| e_b + |b_k| e_a + e_a e_b) + 2^-24 |C|, e = 2^-(s + 1) of each row.
+/// Sync: returns after the last call of `epilogue`, which must not throw.
 /// Throws: if the K of A and B differ or K exceeds `gemm_sliced_max_k`.
-template <int A, int B, execution_space Space, class Epilogue>
-requires(!Kokkos::is_view<Epilogue>::value) void gemm_sliced(const Space& space, Sliced<A, B>,
-                                                             const sliced_matrix<A, Space>& a,
-                                                             const sliced_matrix<B, Space>& b,
-                                                             const Epilogue& epilogue) {
+template <int A, int B, execution_space Space, detail::piece_epilogue Epilogue>
+void gemm_sliced(const Space& space, Sliced<A, B>, const sliced_matrix<A, Space>& a,
+                 const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
   detail::require_contraction("ordo::gemm_sliced", a.rows(), a.columns(), b.rows(), b.columns(),
                               gemm_sliced_max_k<A, B>);
   if (!detail::gemm_sliced_host(space, a, b, epilogue))

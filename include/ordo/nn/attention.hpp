@@ -8,37 +8,40 @@
 #include <cstdint>
 
 #include <ordo/core/execution.hpp>
+#include <ordo/cpu/attention.hpp>
 #include <ordo/nn/attention_backward.hpp>
 #include <ordo/nn/rope.hpp>
-
-#if !defined(__CUDA_ARCH__)
-#include <ordo/cpu/attention.hpp>
-#endif
 
 namespace ordo::nn {
 
 namespace detail {
 
+template <class Space>
+inline constexpr bool is_host_space =
+    Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible != 0 &&
+    Kokkos::SpaceAccessibility<Space, Kokkos::HostSpace>::accessible != 0;
+
+/// Runs every item of a stage; where the host computes, with the instructions that it has.
 template <execution_space Space, class Stage>
-void run_stage(const Space& space, const char* label, std::int64_t items, const Stage& stage) {
-  if constexpr (Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible &&
-                Kokkos::SpaceAccessibility<Space, Kokkos::HostSpace>::accessible) {
-    const cpu::isa level = cpu::active_isa();
-    ordo::detail::for_each(space, label, items,
-                           [=](std::int64_t item) { cpu::run_attention(stage, level, item); });
-  } else {
-    ordo::detail::for_each(space, label, items, KOKKOS_LAMBDA(std::int64_t item) {
-      stage.template run<portable_engine>(item);
-    });
-  }
+requires(is_host_space<Space>) void run_stage(const Space& space, const char* label,
+                                              std::int64_t items, const Stage& stage) {
+  const cpu::isa level = cpu::active_isa();
+  ordo::detail::for_each(space, label, items,
+                         [=](std::int64_t item) { cpu::run_attention(stage, level, item); });
+}
+template <execution_space Space, class Stage>
+requires(!is_host_space<Space>) void run_stage(const Space& space, const char* label,
+                                               std::int64_t items, const Stage& stage) {
+  ordo::detail::for_each(
+      space, label, items,
+      KOKKOS_LAMBDA(std::int64_t item) { stage.template run<portable_engine>(item); });
 }
 
 template <class Space, class Blocks>
-attention_problem make_problem(const char* where, const attention_shape& s,
-                               const rope_table<Space>& rope, float eps,
-                               matrix_view<const bf16, Space> qkv,
-                               const attention_saved<Space>& saved,
-                               const attention_scratch<Space, Blocks>& scratch) {
+attention_problem
+make_problem(const char* where, const attention_shape& s, const rope_table<Space>& rope, float eps,
+             matrix_view<const bf16, Space> qkv, const attention_saved<Space>& saved,
+             const attention_scratch<Space, Blocks>& scratch) {
   require_shape(s, where);
   require(static_cast<std::int64_t>(qkv.extent(0)) == s.tokens() &&
               static_cast<std::int64_t>(qkv.extent(1)) == s.qkv_width(),
@@ -53,15 +56,20 @@ attention_problem make_problem(const char* where, const attention_shape& s,
           "make it with the head_dim and at least seq positions");
   require(scratch.fits(s), where, "the scratch was made for another shape",
           "only the window may differ");
-  require(static_cast<std::int64_t>(saved.log_sum_exp.extent(0)) == s.batch * s.heads * s.seq, where,
-          "saved was made for another shape");
-  return {s,          make_attention_scales(s), rope.cosine.data(),
-          rope.sine.data(), eps,                qkv.data(),
+  require(static_cast<std::int64_t>(saved.log_sum_exp.extent(0)) == s.batch * s.heads * s.seq,
+          where, "saved was made for another shape");
+  return {s,
+          make_attention_scales(s),
+          rope.cosine.data(),
+          rope.sine.data(),
+          eps,
+          qkv.data(),
           (s.seq + Blocks::key - 1) / Blocks::key,
-          (s.seq + Blocks::query - 1) / Blocks::query, scratch.buffers()};
+          (s.seq + Blocks::query - 1) / Blocks::query,
+          scratch.buffers()};
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// o_i = sum over the visible keys of softmax(q_i . k_j / sqrt(hd)) v_j, for every query head.
 ///
@@ -72,11 +80,10 @@ attention_problem make_problem(const char* where, const attention_shape& s,
 /// [batch * seq, heads * head_dim]; saved and scratch made for the shape.
 /// Order: binary32 sums run over key blocks, ascending; all others are integers.
 /// Bits: of a query row depend on that row, the keys and values it sees and the largest value
-/// magnitude in each key block it sees a part of. NaN and infinities in other rows change nothing; a
-/// row that sees one is NaN. A row that sees nothing is +0.
-/// Error: 1.5% of the row's norm, from the int8 product; the log-sum-exp is within 2^-10 absolute.
-/// Sync: returns when done.
-/// Throws: on shapes that disagree.
+/// magnitude in each key block it sees a part of. NaN and infinities in other rows change nothing;
+/// a row that sees one is NaN. A row that sees nothing is +0. Error: 1.5% of the row's norm, from
+/// the int8 product; the log-sum-exp is within 2^-11 absolute. Sync: returns when done. Throws: on
+/// shapes that disagree.
 template <execution_space Space, int QueryBlock, int KeyBlock>
 void attention_forward(const Space& space, AttentionBlocks<QueryBlock, KeyBlock>,
                        const attention_shape& s, const rope_table<Space>& rope, float eps,
@@ -91,11 +98,11 @@ void attention_forward(const Space& space, AttentionBlocks<QueryBlock, KeyBlock>
           where,
           "out is " + shape(out.extent(0), out.extent(1)) + ", the shape asks for " +
               shape(s.tokens(), s.out_width()));
-  detail::run_stage(space, "ordo::nn::attention_forward::keys",
-                    s.batch * s.kv_heads * a.key_blocks, detail::forward_keys<blocks>{a});
-  detail::run_stage(
-      space, "ordo::nn::attention_forward::queries", s.batch * s.heads * a.query_blocks,
-      detail::forward_queries<blocks>{a, out.data(), saved.log_sum_exp.data()});
+  detail::run_stage(space, "ordo::nn::attention_forward::keys", s.batch * s.kv_heads * a.key_blocks,
+                    detail::forward_keys<blocks>{a});
+  detail::run_stage(space, "ordo::nn::attention_forward::queries",
+                    s.batch * s.heads * a.query_blocks,
+                    detail::forward_queries<blocks>{a, out.data(), saved.log_sum_exp.data()});
 }
 
 /// d_qkv from d_out, through softmax, rotation and normalisation.
@@ -137,10 +144,13 @@ void attention_backward(const Space& space, AttentionBlocks<QueryBlock, KeyBlock
                     detail::backward_keys<blocks>{a});
   detail::run_stage(space, "ordo::nn::attention_backward::magnitudes", query_items,
                     detail::backward_magnitudes<blocks>{a, g});
-  detail::run_stage(space, "ordo::nn::attention_backward::heads", s.batch * s.heads,
-                    detail::backward_heads<blocks>{a, g});
+  // Whole groups where that keeps every thread busy.
+  const std::int64_t groups = s.batch * s.kv_heads;
+  const std::int64_t together = groups >= 4 * std::int64_t{space.concurrency()} ? s.group() : 1;
+  detail::run_stage(space, "ordo::nn::attention_backward::heads", s.batch * s.heads / together,
+                    detail::backward_heads<blocks>{a, g, together});
   detail::run_stage(space, "ordo::nn::attention_backward::finish_keys", key_items,
-                    detail::backward_finish_keys<blocks>{a, g});
+                    detail::backward_finish_keys<blocks>{a, g, together});
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

@@ -34,11 +34,18 @@ struct attention_problem {
   ORDO_FORCE_FUNCTION std::int64_t v_column(std::int64_t g) const {
     return (s.heads + s.kv_heads + g) * s.head_dim;
   }
-  ORDO_FORCE_FUNCTION bool fixed(std::int64_t n, std::int64_t t, std::int64_t column,
-                                 std::int16_t* out) const {
-    const std::int64_t pairs = s.head_dim / 2;
-    return fixed_row(token(n, t, column), dim(), scales, eps, cosine + t * pairs, sine + t * pairs,
-                     out);
+  /// Fixed-point rows of tokens first ... first + count - 1 into out [count, hd].
+  template <int Rows>
+  ORDO_FORCE_FUNCTION void fixed(std::int64_t n, std::int64_t first, int count, std::int64_t column,
+                                 std::int16_t* out, bool* finite) const {
+    const int hd = dim();
+    float r[Rows];
+    inverse_rms<Rows>(token(n, first, column), s.qkv_width(), count, hd, scales, eps, r, finite);
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t at = (first + i) * (hd / 2);
+      fixed_row(token(n, first + i, column), hd, r[i], finite[i], scales, cosine + at, sine + at,
+                out + i * hd);
+    }
   }
 };
 
@@ -54,8 +61,8 @@ ORDO_FORCE_FUNCTION std::uint32_t row_largest(const bf16* ORDO_RESTRICT x, int n
 }
 
 /// [row][d] of int16 pairs to column `j` of a pair-of-dims layout with `columns` columns.
-ORDO_FORCE_FUNCTION void place_dims(const std::int16_t* ORDO_RESTRICT row, int n, int columns, int j,
-                                    std::int16_t* ORDO_RESTRICT out) {
+ORDO_FORCE_FUNCTION void place_dims(const std::int16_t* ORDO_RESTRICT row, int n, int columns,
+                                    int j, std::int16_t* ORDO_RESTRICT out) {
   for (int d = 0; d < n; d += 2) {
     out[(d / 2 * columns + j) * 2] = row[d];
     out[(d / 2 * columns + j) * 2 + 1] = row[d + 1];
@@ -74,23 +81,22 @@ struct forward_keys {
     const std::int64_t block = item % a.key_blocks, head = item / a.key_blocks;
     const std::int64_t g = head % a.s.kv_heads, n = head / a.s.kv_heads, first = block * keys;
     const int count = static_cast<int>(a.s.seq - first < keys ? a.s.seq - first : keys);
-    alignas(64) std::int16_t row[most_dims];
-    bool usable[keys];
+    alignas(64) std::int16_t rows[keys * most_dims];
+    bool usable[keys], finite[keys];
     std::uint32_t largest = 0;
+    a.template fixed<keys>(n, first, count, a.k_column(g), rows, finite);
+    std::memset(rows + count * dim, 0, static_cast<std::size_t>((keys - count) * dim) * 2);
     for (int j = 0; j < keys; ++j) {
-      bool key_finite = true;
       std::uint32_t magnitude = 0x7f800000u;
       if (j < count) {
-        key_finite = a.fixed(n, first + j, a.k_column(g), row);
         magnitude = row_largest(a.token(n, first + j, a.v_column(g)), dim);
         a.b.key_bad[head * a.key_blocks * keys + first + j] =
-            !key_finite || magnitude >= 0x7f800000u;
-      } else {
-        for (int d = 0; d < dim; ++d) row[d] = 0;
+            !finite[j] || magnitude >= 0x7f800000u;
       }
       usable[j] = magnitude < 0x7f800000u;
-      if (usable[j] && magnitude > largest) largest = magnitude;
-      place_dims(row, dim, keys, j, a.b.k_dims + item * keys * dim);
+      if (usable[j] && magnitude > largest)
+        largest = magnitude;
+      place_dims(rows + j * dim, dim, keys, j, a.b.k_dims + item * keys * dim);
     }
     float step = arith::div(arith::from_bits(largest), 127.0f);
     step = step > 0x1p-100f ? step : 0.0f;
@@ -100,7 +106,8 @@ struct forward_keys {
     for (int j = 0; j < keys; ++j) {
       std::int8_t* ORDO_RESTRICT column = out + j / 4 * dim * 4 + j % 4;
       if (!usable[j]) {
-        for (int d = 0; d < dim; ++d) column[4 * d] = 0;
+        for (int d = 0; d < dim; ++d)
+          column[4 * d] = 0;
         continue;
       }
       const bf16* ORDO_RESTRICT v = a.token(n, first + j, a.v_column(g));
@@ -135,10 +142,9 @@ struct forward_queries {
     alignas(64) std::int32_t sum[queries] = {};
     alignas(64) std::uint32_t seen[queries] = {};
     bool finite[queries];
-    for (int i = 0; i < rows; ++i) {
-      finite[i] = a.fixed(n, first + i, h * a.s.head_dim, q + i * dim);
-    }
-    for (int e = 0; e < rows * dim; ++e) sums[e] = 0.0f;
+    a.template fixed<queries>(n, first, rows, h * a.s.head_dim, q, finite);
+    for (int e = 0; e < rows * dim; ++e)
+      sums[e] = 0.0f;
     const std::int64_t first_key = a.s.first_key(first), last_key = first + rows - 1;
     for (std::int64_t b = first_key / keys; b * keys <= last_key && a.s.window > 0; ++b) {
       const std::int64_t slab = (kv * a.key_blocks + b) * keys * dim;
@@ -159,13 +165,16 @@ struct forward_queries {
       const float step = a.b.v_weight[kv * a.key_blocks + b];
       for (int i = 0; i < queries; ++i) {
         const float f = arith::detail::exp_bounded(largest[i]);
-        const float next = masked_add(total[i], masked_mul(f, masked_mul(arith::from_int(sum[i]), 0x1p-22f)));
-        total[i] = arith::from_bits((arith::bits(next) & seen[i]) | (arith::bits(total[i]) & ~seen[i]));
+        const float next =
+            masked_add(total[i], masked_mul(f, masked_mul(arith::from_int(sum[i]), 0x1p-22f)));
+        total[i] =
+            arith::from_bits((arith::bits(next) & seen[i]) | (arith::bits(total[i]) & ~seen[i]));
         weight[i] = masked_mul(f, step);
       }
       Engine::dot8(rows, dim, keys, p, a.b.v8 + slab, products);
       for (int i = 0; i < rows; ++i) {
-        if (seen[i] == 0) continue;
+        if (seen[i] == 0)
+          continue;
         const std::int32_t* ORDO_RESTRICT product = products + i * dim;
         float* ORDO_RESTRICT o = sums + i * dim;
         const float w = weight[i];
@@ -176,7 +185,7 @@ struct forward_queries {
     finish(n, h, head, kv, first, rows, sums, total, finite);
   }
 
- private:
+private:
   /// The keys of block b that query i sees are [begin, end) of the block.
   ORDO_FORCE_FUNCTION void visible(std::int64_t i, std::int64_t b, int& begin, int& end) const {
     constexpr int keys = Blocks::key;
@@ -193,7 +202,8 @@ struct forward_queries {
     std::int64_t last_bad = -1, j = a.s.first_key(first);
     for (int i = 0; i < rows; ++i) {
       const std::int64_t t = first + i;
-      for (; j <= t; ++j) last_bad = bad[j] ? j : last_bad;
+      for (; j <= t; ++j)
+        last_bad = bad[j] ? j : last_bad;
       const bool nan = !finite[i] || last_bad >= a.s.first_key(t);
       const bool empty = a.s.window == 0;
       const float inverse = empty ? 0.0f : arith::div(1.0f, total[i]);
@@ -208,4 +218,4 @@ struct forward_queries {
   }
 };
 
-}  // namespace ordo::nn::detail
+} // namespace ordo::nn::detail

@@ -32,27 +32,27 @@ namespace detail {
 /// [k/2][j][k%2]; blocks are padded with zeros. Every `[2]` is a low and a high part, low +
 /// 128 high, so that products over a block stay within int32.
 struct attention_buffers {
-  std::int8_t* v8;                  ///< [batch, kv_heads, key block][key/4][hd][4]
-  float* v_weight;                  ///< [batch, kv_heads, key block]: step * (1/127)
-  std::int16_t* k_dims;             ///< [batch, kv_heads, key block], pairs of dims, by keys
-  std::uint8_t* key_bad;            ///< [batch, kv_heads, seq]
-  std::int16_t* k_keys[2];          ///< [batch, kv_heads, key block], pairs of keys, by dims
-  std::int16_t* v_dims;             ///< [batch, kv_heads, key block], pairs of dims, by keys
-  float* v_scale;                   ///< [batch, kv_heads, padded keys]: 2^-shift of the row
-  std::uint32_t* v_largest;         ///< [batch, kv_heads, key block]
-  std::int16_t* q_rows;             ///< [batch, heads, padded queries, hd]
-  std::int16_t* q_columns[2];       ///< [batch, heads, query block, hd, query]
-  std::int16_t* o_rows;             ///< dO, as q_rows
-  std::int16_t* o_columns[2];       ///< dO, as q_columns
-  float *o_scale, *delta;           ///< [batch, heads, padded queries]
-  std::int32_t* o_shift;            ///< [batch, heads, query block]
-  std::uint32_t* o_largest;         ///< [batch, heads, query block]
-  std::uint8_t* poisoned;           ///< [batch, heads, seq]
-  std::int64_t* d_q;                ///< [batch, heads, padded queries, hd]
-  std::int64_t *d_k, *d_v;          ///< [batch, heads, key block, hd, key]
+  std::int8_t* v8;            ///< [batch, kv_heads, key block][key/4][hd][4]
+  float* v_weight;            ///< [batch, kv_heads, key block]: step * (1/127)
+  std::int16_t* k_dims;       ///< [batch, kv_heads, key block], pairs of dims, by keys
+  std::uint8_t* key_bad;      ///< [batch, kv_heads, seq]
+  std::int16_t* k_keys[2];    ///< [batch, kv_heads, key block], pairs of keys, by dims
+  std::int16_t* v_dims;       ///< [batch, kv_heads, key block], pairs of dims, by keys
+  float* v_scale;             ///< [batch, kv_heads, padded keys]: 2^-shift of the row
+  std::uint32_t* v_largest;   ///< [batch, kv_heads, key block]
+  std::int16_t* q_rows;       ///< [batch, heads, padded queries, hd]
+  std::int16_t* q_columns[2]; ///< [batch, heads, query block, hd, query]
+  std::int16_t* o_rows;       ///< dO, as q_rows
+  std::int16_t* o_columns[2]; ///< dO, as q_columns
+  float *o_scale, *delta;     ///< [batch, heads, padded queries]
+  std::int32_t* o_shift;      ///< [batch, heads, query block]
+  std::uint32_t* o_largest;   ///< [batch, heads, query block]
+  std::uint8_t* poisoned;     ///< [batch, heads, seq]
+  std::int64_t* d_q;          ///< [batch, heads, padded queries, hd]
+  std::int64_t *d_k, *d_v;    ///< [batch, heads, key block, hd, key]
 };
 
-}  // namespace detail
+} // namespace detail
 
 /// Scratch of attention for one shape, shared by all layers (their windows may differ).
 ///
@@ -60,12 +60,14 @@ struct attention_buffers {
 /// 3 kv_heads * hd of them.
 template <class Space, class Blocks>
 class attention_scratch {
- public:
+public:
   attention_scratch() = default;
   explicit attention_scratch(const attention_shape& s) : shape_(s) {
     require_shape(s, "ordo::nn::attention_scratch");
     const std::size_t dim = static_cast<std::size_t>(s.head_dim);
-    const auto blocks = [](std::int64_t n, int b) { return static_cast<std::size_t>((n + b - 1) / b); };
+    const auto blocks = [](std::int64_t n, int b) {
+      return static_cast<std::size_t>((n + b - 1) / b);
+    };
     const std::size_t kv = static_cast<std::size_t>(s.batch * s.kv_heads);
     const std::size_t heads = static_cast<std::size_t>(s.batch * s.heads);
     const std::size_t key_blocks = blocks(s.seq, Blocks::key), keys = key_blocks * Blocks::key;
@@ -76,21 +78,25 @@ class attention_scratch {
       std::size_t used = 0;
       const auto take = [&](auto*& pointer, std::size_t count) {
         using element = std::remove_reference_t<decltype(*pointer)>;
-        if (place) pointer = reinterpret_cast<element*>(memory_.data() + used);
+        if (place)
+          pointer = reinterpret_cast<element*>(memory_.data() + used);
         used += (count * sizeof(element) + 63) / 64 * 64;
       };
       take(b_.v8, kv * keys * dim);
       take(b_.v_weight, kv * key_blocks);
       take(b_.k_dims, kv * keys * dim);
       take(b_.key_bad, kv * keys);
-      for (auto& part : b_.k_keys) take(part, kv * keys * dim);
+      for (auto& part : b_.k_keys)
+        take(part, kv * keys * dim);
       take(b_.v_dims, kv * keys * dim);
       take(b_.v_scale, kv * keys);
       take(b_.v_largest, kv * key_blocks);
       take(b_.q_rows, heads * queries * dim);
-      for (auto& part : b_.q_columns) take(part, heads * queries * dim);
+      for (auto& part : b_.q_columns)
+        take(part, heads * queries * dim);
       take(b_.o_rows, heads * queries * dim);
-      for (auto& part : b_.o_columns) take(part, heads * queries * dim);
+      for (auto& part : b_.o_columns)
+        take(part, heads * queries * dim);
       take(b_.o_scale, heads * queries);
       take(b_.delta, heads * queries);
       take(b_.o_shift, heads * query_blocks);
@@ -100,8 +106,8 @@ class attention_scratch {
       take(b_.d_k, heads * keys * dim);
       take(b_.d_v, heads * keys * dim);
       if (!place) {
-        memory_ = memory(Kokkos::view_alloc(Kokkos::WithoutInitializing, "ordo::nn::attention_scratch"),
-                         used);
+        memory_ = memory(
+            Kokkos::view_alloc(Kokkos::WithoutInitializing, "ordo::nn::attention_scratch"), used);
       }
     }
   }
@@ -113,11 +119,11 @@ class attention_scratch {
   }
   const detail::attention_buffers& buffers() const { return b_; }
 
- private:
+private:
   using memory = Kokkos::View<std::byte*, Kokkos::LayoutRight, typename Space::memory_space>;
   attention_shape shape_;
   memory memory_;
   detail::attention_buffers b_{};
 };
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

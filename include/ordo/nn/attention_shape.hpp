@@ -82,10 +82,13 @@ inline attention_scales make_attention_scales(const attention_shape& s) {
   r.logit = static_cast<float>(1.0 / (fixed * fixed * root));
   r.gradient = static_cast<float>(1.0 / (fixed * root));
   r.row_limit = attention_limit;
-  while (s.head_dim * r.row_limit * r.row_limit > 0x7fffffff) --r.row_limit;
-  while ((std::int64_t{1} << r.log_dim) < s.head_dim) ++r.log_dim;
+  while (s.head_dim * r.row_limit * r.row_limit > 0x7fffffff)
+    --r.row_limit;
+  while ((std::int64_t{1} << r.log_dim) < s.head_dim)
+    ++r.log_dim;
   const std::int64_t queries = (s.window < s.seq ? s.window : s.seq) * s.group();
-  while ((std::int64_t{1} << r.log_queries) < queries) ++r.log_queries;
+  while ((std::int64_t{1} << r.log_queries) < queries)
+    ++r.log_queries;
   return r;
 }
 
@@ -105,12 +108,13 @@ ORDO_FORCE_FUNCTION std::int32_t aligned_shift(std::uint32_t magnitude, std::int
 ///
 /// Bounds, with A and B the largest magnitudes of dO and V there, A < 2^(a+1), B < 2^(b+1),
 /// E = a + b + 2 and hd <= 2^h: |dP| <= hd A B. The forward pass has p^/127 <= 2 u, so |o| <= 2 B
-/// and |D| <= 2 hd A B: |dS_ij| <= P_ij 2^(E+h+2). Rows of P sum to 1, columns to at most the number
-/// of queries, n <= 2^g. Fixed-point k and q are below 2^14. So the sums are below 2^(E+h+16),
-/// 2^(E+h+16+g) and 2^(a+1+g); one bit more covers all roundings, and 2^62 holds the rest.
+/// and |D| <= 2 hd A B: |dS_ij| <= P_ij 2^(E+h+2). Rows of P sum to 1, columns to at most the
+/// number of queries, n <= 2^g. Fixed-point k and q are below 2^14. So the sums are below
+/// 2^(E+h+16), 2^(E+h+16+g) and 2^(a+1+g); one bit more covers all roundings, and 2^62 holds the
+/// rest.
 struct attention_units {
   std::int32_t query, key, value;
-  bool representable;  ///< otherwise every gradient of the group is NaN
+  bool representable; ///< otherwise every gradient of the group is NaN
 };
 
 ORDO_FUNCTION attention_units make_attention_units(const attention_scales& s, std::uint32_t d_out,
@@ -129,4 +133,4 @@ ORDO_FORCE_FUNCTION std::int64_t in_units(std::int64_t i, std::int32_t n) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(i) << n);
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

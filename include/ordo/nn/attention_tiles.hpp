@@ -10,6 +10,7 @@
 
 #include <ordo/arith/functions.hpp>
 #include <ordo/nn/attention_shape.hpp>
+#include <ordo/nn/qk_norm_rope.hpp>
 
 namespace ordo::nn::detail {
 
@@ -21,11 +22,13 @@ struct portable_engine {
                                         std::int32_t* ORDO_RESTRICT c) {
     for (int i = 0; i < m; ++i) {
       std::int32_t* ORDO_RESTRICT row = c + i * n;
-      for (int j = 0; j < n; ++j) row[j] = 0;
+      for (int j = 0; j < n; ++j)
+        row[j] = 0;
       for (int p = 0; p < k / 2; ++p) {
         const std::int32_t first = a[i * k + 2 * p], second = a[i * k + 2 * p + 1];
         const std::int16_t* ORDO_RESTRICT pair = b + p * n * 2;
-        for (int j = 0; j < n; ++j) row[j] += first * pair[2 * j] + second * pair[2 * j + 1];
+        for (int j = 0; j < n; ++j)
+          row[j] += first * pair[2 * j] + second * pair[2 * j + 1];
       }
     }
   }
@@ -35,11 +38,13 @@ struct portable_engine {
                                        std::int32_t* ORDO_RESTRICT c) {
     for (int i = 0; i < m; ++i) {
       std::int32_t* ORDO_RESTRICT row = c + i * n;
-      for (int j = 0; j < n; ++j) row[j] = 0;
+      for (int j = 0; j < n; ++j)
+        row[j] = 0;
       for (int p = 0; p < k; ++p) {
         const std::int32_t x = a[i * k + p];
         const std::int8_t* ORDO_RESTRICT column = b + (p / 4) * n * 4 + p % 4;
-        for (int j = 0; j < n; ++j) row[j] += x * column[4 * j];
+        for (int j = 0; j < n; ++j)
+          row[j] += x * column[4 * j];
       }
     }
   }
@@ -48,19 +53,6 @@ struct portable_engine {
 /// Nearest even integer of x, |x| <= 2^22. The bits of arith::to_int there.
 ORDO_FORCE_FUNCTION std::int32_t nearest(float x) {
   return static_cast<std::int32_t>(arith::bits(arith::detail::add_rn(x, 0x1.8p23f)) - 0x4b400000u);
-}
-
-/// arith::mul and arith::sub with the flush as a mask: compilers make branches of the other form
-/// where several follow each other, and then vectorize nothing.
-ORDO_FORCE_FUNCTION float masked_mul(float a, float b) {
-  const std::uint32_t u = arith::bits(arith::detail::mul_rn(a, b));
-  return arith::from_bits(u & ((0u - static_cast<std::uint32_t>((u & 0x7fffffffu) > 0x00800000u)) |
-                               0x80000000u));
-}
-ORDO_FORCE_FUNCTION float masked_sub(float a, float b) {
-  const std::uint32_t u = arith::bits(arith::detail::add_rn(a, -b));
-  return arith::from_bits(u & ((0u - static_cast<std::uint32_t>((u & 0x7fffffffu) >= 0x00800000u)) |
-                               0x80000000u));
 }
 
 /// A logit; its magnitude is 0 or above 2^-27, so nothing is flushed.
@@ -77,14 +69,14 @@ ORDO_FORCE_FUNCTION void softmax_row(const std::int32_t* ORDO_RESTRICT dots, flo
   // The largest logit is the logit of the largest dot product: both roundings are monotone.
   std::int32_t largest = -0x7fffffff;
   for (int j = 0; j < Keys; ++j) {
-    const std::int32_t d = (j >= begin) & (j < end) ? dots[j] : -0x7fffffff;
+    const std::int32_t d = ((j >= begin) & (j < end)) ? dots[j] : -0x7fffffff;
     largest = d > largest ? d : largest;
   }
   const float m = logit(largest, scale);
   std::int32_t total = 0;
   for (int j = 0; j < Keys; ++j) {
     const float u = arith::detail::exp_bounded(arith::detail::add_rn(logit(dots[j], scale), -m));
-    const std::int32_t seen = (j >= begin) & (j < end) ? -1 : 0;
+    const std::int32_t seen = ((j >= begin) & (j < end)) ? -1 : 0;
     p[j] = static_cast<std::uint8_t>(nearest(arith::detail::mul_rn(u, 127.0f)) & seen);
     total += nearest(arith::detail::mul_rn(u, 0x1p22f)) & seen;
   }
@@ -94,19 +86,19 @@ ORDO_FORCE_FUNCTION void softmax_row(const std::int32_t* ORDO_RESTRICT dots, flo
 
 /// P and dS of one query row within one key block, and their largest magnitudes.
 template <int Keys>
-ORDO_FORCE_FUNCTION std::uint32_t gradient_row(
-    const std::int32_t* ORDO_RESTRICT dots, const std::int32_t* ORDO_RESTRICT d_dots, float scale,
-    float lse, float delta, float row_scale, const float* ORDO_RESTRICT column_scale, int begin,
-    int end, float* ORDO_RESTRICT p, float* ORDO_RESTRICT ds, std::uint32_t* ORDO_RESTRICT largest_p,
-    std::uint32_t* ORDO_RESTRICT largest_ds) {
+ORDO_FORCE_FUNCTION std::uint32_t
+gradient_row(const std::int32_t* ORDO_RESTRICT dots, const std::int32_t* ORDO_RESTRICT d_dots,
+             float scale, float lse, float delta, float row_scale,
+             const float* ORDO_RESTRICT column_scale, int begin, int end, float* ORDO_RESTRICT p,
+             float* ORDO_RESTRICT ds, std::uint32_t* ORDO_RESTRICT largest_p,
+             std::uint32_t* ORDO_RESTRICT largest_ds) {
   std::uint32_t largest = 0;
   for (int j = 0; j < Keys; ++j) {
     const float e = arith::detail::exp_bounded(arith::detail::add_rn(logit(dots[j], scale), -lse));
-    const std::uint32_t seen = (j >= begin) & (j < end) ? ~0u : 0u;
+    const std::uint32_t seen = ((j >= begin) & (j < end)) ? ~0u : 0u;
     const float pj = arith::from_bits(arith::bits(e) & seen);
-    const float dp =
-        masked_mul(masked_mul(arith::from_int(d_dots[j]), row_scale), column_scale[j]);
-    const float dsj = masked_mul(pj, masked_sub(dp, delta));
+    const float dp = masked_mul(masked_mul(arith::from_int(d_dots[j]), row_scale), column_scale[j]);
+    const float dsj = masked_mul(pj, masked_add(dp, -delta));
     const std::uint32_t p_bits = arith::bits(pj), ds_bits = arith::bits(dsj) & 0x7fffffffu;
     p[j] = pj;
     ds[j] = dsj;
@@ -135,7 +127,7 @@ ORDO_FORCE_FUNCTION void align_pairs(const float* ORDO_RESTRICT x0, const float*
     const std::int32_t upper = nearest(arith::detail::mul_rn(x1[j], scale[j]));
     const std::uint32_t pair =
         (static_cast<std::uint32_t>(lower) & 0xffffu) | (static_cast<std::uint32_t>(upper) << 16);
-    std::memcpy(out + 2 * j, &pair, 4);  // the lower half first: every target is little-endian
+    std::memcpy(out + 2 * j, &pair, 4); // the lower half first: every target is little-endian
   }
 }
 
@@ -151,14 +143,13 @@ ORDO_FORCE_FUNCTION void accumulate_row(int n, const std::int32_t* ORDO_RESTRICT
 
 /// The same with one shift a column; `shift` holds 64-bit integers within [0, 62].
 template <int Keys>
-ORDO_FORCE_FUNCTION void accumulate_columns(const std::int32_t* ORDO_RESTRICT low,
-                                            const std::int32_t* ORDO_RESTRICT high,
-                                            const std::int64_t* ORDO_RESTRICT shift,
-                                            std::int64_t* ORDO_RESTRICT a) {
+ORDO_FORCE_FUNCTION void
+accumulate_columns(const std::int32_t* ORDO_RESTRICT low, const std::int32_t* ORDO_RESTRICT high,
+                   const std::int64_t* ORDO_RESTRICT shift, std::int64_t* ORDO_RESTRICT a) {
   for (int j = 0; j < Keys; ++j) {
     const std::int64_t i = std::int64_t{high[j]} * 128 + std::int64_t{low[j]};
     a[j] += static_cast<std::int64_t>(static_cast<std::uint64_t>(i) << shift[j]);
   }
 }
 
-}  // namespace ordo::nn::detail
+} // namespace ordo::nn::detail

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// RMS normalisation of q and k per head without gain, rotation, and fixed point: one row, forward
-/// and backward. Definition: reference/attention.hpp, reference/attention_backward.hpp.
+/// RMS normalisation of q and k per head without gain, rotation, and fixed point: blocks of rows,
+/// forward and backward. Definition: reference/attention.hpp, reference/attention_backward.hpp.
 
 #include <cstdint>
 
@@ -17,96 +17,160 @@ namespace ordo::nn::detail {
 /// Largest head dimension.
 inline constexpr int most_dims = 256;
 
-/// arith::add with the flush as a mask, so that compilers vectorize chains of it.
+/// arith::mul and arith::add with the flush as a mask: compilers make branches of the other form
+/// where several follow each other, and then vectorize nothing.
+ORDO_FORCE_FUNCTION float masked_mul(float a, float b) {
+  const std::uint32_t u = arith::bits(arith::detail::mul_rn(a, b));
+  return arith::from_bits(
+      u & ((0u - static_cast<std::uint32_t>((u & 0x7fffffffu) > 0x00800000u)) | 0x80000000u));
+}
 ORDO_FORCE_FUNCTION float masked_add(float a, float b) {
   const std::uint32_t u = arith::bits(arith::detail::add_rn(a, b));
-  return arith::from_bits(u & ((0u - static_cast<std::uint32_t>((u & 0x7fffffffu) >= 0x00800000u)) |
-                               0x80000000u));
+  return arith::from_bits(
+      u & ((0u - static_cast<std::uint32_t>((u & 0x7fffffffu) >= 0x00800000u)) | 0x80000000u));
 }
 
-/// Adjacent pairs of N lanes, N a power of two: order::join_lanes, out of place.
-template <int N>
-ORDO_FORCE_FUNCTION float join_pairs(const float* ORDO_RESTRICT lane) {
-  if constexpr (N == 1) {
-    return lane[0];
-  } else {
-    float half[N / 2];
-    for (int j = 0; j < N / 2; ++j) half[j] = masked_add(lane[2 * j], lane[2 * j + 1]);
-    return join_pairs<N / 2>(half);
+/// order::Lanes<32> sums of up to Rows rows at once: joining pairs of lanes is the same loop for
+/// all rows, since pairs never cross a row.
+template <int Rows>
+struct row_sums {
+  alignas(64) float lane[Rows * 32];
+  alignas(64) float half[Rows * 16];
+
+  /// Row i is x[0] ... x[n-1], n a multiple of 16.
+  ORDO_FORCE_FUNCTION void set(int i, const float* ORDO_RESTRICT x, int n) {
+    float* ORDO_RESTRICT out = lane + i * 32;
+    for (int j = 0; j < 16; ++j)
+      out[j] = masked_add(0.0f, x[j]);
+    if (n == 16) {
+      for (int j = 16; j < 32; ++j)
+        out[j] = 0.0f;
+    } else {
+      for (int j = 16; j < 32; ++j)
+        out[j] = masked_add(0.0f, x[j]);
+    }
+    for (int d = 32; d < n; d += 16) {
+      float* ORDO_RESTRICT part = out + (d & 16);
+      for (int j = 0; j < 16; ++j)
+        part[j] = masked_add(part[j], x[d + j]);
+    }
   }
-}
-
-/// order::Lanes<32> of x[0] ... x[n-1], n a multiple of 16.
-ORDO_FORCE_FUNCTION float sum_lanes32(const float* ORDO_RESTRICT x, int n) {
-  float lane[32] = {};
-  for (int d = 0; d < n; d += 16) {
-    float* ORDO_RESTRICT half = lane + (d & 16);
-    for (int j = 0; j < 16; ++j) half[j] = masked_add(half[j], x[d + j]);
+  /// The sums of rows 0 ... count-1.
+  ORDO_FORCE_FUNCTION const float* join(int count) {
+    pairs(lane, half, count * 16);
+    pairs(half, lane, count * 8);
+    pairs(lane, half, count * 4);
+    pairs(half, lane, count * 2);
+    pairs(lane, half, count);
+    return half;
   }
-  return join_pairs<32>(lane);
-}
 
-/// y = x r, and whether the sum of squares is finite. Returns r = rsqrt(mean of squares + eps).
-ORDO_FORCE_FUNCTION float normalise(const bf16* ORDO_RESTRICT x, int n, float inverse_dim, float eps,
-                                    float* ORDO_RESTRICT y, bool& finite) {
+private:
+  ORDO_FORCE_FUNCTION static void pairs(const float* ORDO_RESTRICT in, float* ORDO_RESTRICT out,
+                                        int count) {
+    for (int e = 0; e < count; ++e)
+      out[e] = masked_add(in[2 * e], in[2 * e + 1]);
+  }
+};
+
+/// r_i = rsqrt(mean of squares of row i + eps) for `count` rows, `stride` apart, and whether the
+/// sum of squares is finite.
+template <int Rows>
+ORDO_FORCE_FUNCTION void inverse_rms(const bf16* x, std::int64_t stride, int count, int n,
+                                     const attention_scales& scales, float eps,
+                                     float* ORDO_RESTRICT r, bool* ORDO_RESTRICT finite) {
+  row_sums<Rows> sums;
   float square[most_dims];
-  for (int d = 0; d < n; ++d) {
-    y[d] = arith::to_f32(x[d]);
-    square[d] = arith::mul_exact(y[d], y[d]);
+  for (int i = 0; i < count; ++i) {
+    const bf16* ORDO_RESTRICT row = x + i * stride;
+    for (int d = 0; d < n; ++d) {
+      const float v = arith::to_f32(row[d]);
+      square[d] = arith::mul_exact(v, v);
+    }
+    sums.set(i, square, n);
   }
-  const float sum = sum_lanes32(square, n);
-  finite = arith::is_finite(sum);
-  const float r = arith::rsqrt(arith::add(arith::mul(sum, inverse_dim), eps));
-  for (int d = 0; d < n; ++d) y[d] = arith::mul(y[d], r);
-  return r;
+  const float* sum = sums.join(count);
+  for (int i = 0; i < count; ++i) {
+    finite[i] = arith::is_finite(sum[i]);
+    r[i] = arith::rsqrt(arith::add(arith::mul(sum[i], scales.inverse_dim), eps));
+  }
 }
 
-/// Fixed-point row of q or k: normalised, rotated, times scales.fixed. Zeros, and false, for a row
-/// whose sum of squares is not finite.
-ORDO_FORCE_FUNCTION bool fixed_row(const bf16* ORDO_RESTRICT x, int n,
-                                   const attention_scales& scales, float eps,
+/// Fixed-point row of q or k: x r rotated, times scales.fixed. Zeros for a row that is not finite.
+ORDO_FORCE_FUNCTION void fixed_row(const bf16* ORDO_RESTRICT x, int n, float r, bool finite,
+                                   const attention_scales& scales,
                                    const float* ORDO_RESTRICT cosine,
                                    const float* ORDO_RESTRICT sine,
                                    std::int16_t* ORDO_RESTRICT out) {
-  float y[most_dims];
-  bool finite = false;
-  normalise(x, n, scales.inverse_dim, eps, y, finite);
-  for (int i = 0; i < n / 2; ++i) {
-    const float a = y[2 * i], b = y[2 * i + 1], c = cosine[i], s = sine[i];
-    const float first = arith::sub(arith::mul(a, c), arith::mul(b, s));
-    const float second = arith::add(arith::mul(a, s), arith::mul(b, c));
-    out[2 * i] = static_cast<std::int16_t>(
-        arith::to_int(arith::mul(first, scales.fixed), attention_limit));
-    out[2 * i + 1] = static_cast<std::int16_t>(
-        arith::to_int(arith::mul(second, scales.fixed), attention_limit));
-  }
   if (!finite) {
-    for (int d = 0; d < n; ++d) out[d] = 0;
+    for (int d = 0; d < n; ++d)
+      out[d] = 0;
+    return;
   }
-  return finite;
-}
-
-/// dx of a row from its accumulator `a` (in units of 2^-unit): scaled, rotated back, and through the
-/// normalisation: dx = r (dy - y mean(dy y)).
-ORDO_FORCE_FUNCTION void unnormalise_row(const std::int64_t* ORDO_RESTRICT a, std::int32_t unit,
-                                         const bf16* ORDO_RESTRICT x, int n,
-                                         const attention_scales& scales, float eps,
-                                         const float* ORDO_RESTRICT cosine,
-                                         const float* ORDO_RESTRICT sine, bf16* ORDO_RESTRICT dx) {
-  float y[most_dims], rotated[most_dims], dy[most_dims], product[most_dims];
-  bool finite = false;
-  const float r = normalise(x, n, scales.inverse_dim, eps, y, finite);
-  for (int d = 0; d < n; ++d)
-    rotated[d] = arith::mul(arith::scale_pow2(arith::from_int(a[d]), -unit), scales.gradient);
   for (int i = 0; i < n / 2; ++i) {
-    const float g = rotated[2 * i], h = rotated[2 * i + 1], c = cosine[i], s = sine[i];
-    dy[2 * i] = arith::add(arith::mul(g, c), arith::mul(h, s));
-    dy[2 * i + 1] = arith::sub(arith::mul(h, c), arith::mul(g, s));
+    const float a = masked_mul(arith::to_f32(x[2 * i]), r);
+    const float b = masked_mul(arith::to_f32(x[2 * i + 1]), r);
+    const float c = cosine[i], s = sine[i];
+    const float first = masked_add(masked_mul(a, c), -masked_mul(b, s));
+    const float second = masked_add(masked_mul(a, s), masked_mul(b, c));
+    out[2 * i] =
+        static_cast<std::int16_t>(arith::to_int(masked_mul(first, scales.fixed), attention_limit));
+    out[2 * i + 1] =
+        static_cast<std::int16_t>(arith::to_int(masked_mul(second, scales.fixed), attention_limit));
   }
-  for (int d = 0; d < n; ++d) product[d] = arith::mul(dy[d], y[d]);
-  const float mean = arith::mul(sum_lanes32(product, n), scales.inverse_dim);
-  for (int d = 0; d < n; ++d)
-    dx[d] = arith::to_bf16(arith::mul(r, arith::sub(dy[d], arith::mul(y[d], mean))));
 }
 
-}  // namespace ordo::nn::detail
+/// Where a block of gradient rows comes from and goes to: accumulators [count, n] in units of
+/// 2^-unit, rows of x and dx `stride` apart, rows of the tables n / 2 apart.
+struct gradient_rows {
+  const std::int64_t* accumulator;
+  std::int32_t unit;
+  const bf16* x;
+  bf16* dx;
+  std::int64_t stride;
+  const float *cosine, *sine;
+};
+
+/// dx of a block of rows: scaled, rotated back, and through the normalisation,
+/// dx = r (dy - y mean(dy y)).
+template <int Rows>
+ORDO_FORCE_FUNCTION void unnormalise_rows(const gradient_rows& g, int count, int n,
+                                          const attention_scales& scales, float eps) {
+  float r[Rows], rotated[most_dims], product[most_dims];
+  bool finite[Rows];
+  alignas(64) float gradient[Rows * most_dims];
+  row_sums<Rows> sums;
+  inverse_rms<Rows>(g.x, g.stride, count, n, scales, eps, r, finite);
+  for (int i = 0; i < count; ++i) {
+    const std::int64_t* ORDO_RESTRICT a = g.accumulator + i * n;
+    const bf16* ORDO_RESTRICT x = g.x + i * g.stride;
+    const float* ORDO_RESTRICT cosine = g.cosine + i * (n / 2);
+    const float* ORDO_RESTRICT sine = g.sine + i * (n / 2);
+    float* ORDO_RESTRICT dy = gradient + i * n;
+    for (int d = 0; d < n; ++d) {
+      rotated[d] = masked_mul(arith::scale_pow2(arith::from_int(a[d]), -g.unit), scales.gradient);
+    }
+    for (int p = 0; p < n / 2; ++p) {
+      const float u = rotated[2 * p], v = rotated[2 * p + 1], c = cosine[p], s = sine[p];
+      dy[2 * p] = masked_add(masked_mul(u, c), masked_mul(v, s));
+      dy[2 * p + 1] = masked_add(masked_mul(v, c), -masked_mul(u, s));
+    }
+    const float scale = r[i];
+    for (int d = 0; d < n; ++d)
+      product[d] = masked_mul(dy[d], masked_mul(arith::to_f32(x[d]), scale));
+    sums.set(i, product, n);
+  }
+  const float* sum = sums.join(count);
+  for (int i = 0; i < count; ++i) {
+    const bf16* ORDO_RESTRICT x = g.x + i * g.stride;
+    const float* ORDO_RESTRICT dy = gradient + i * n;
+    bf16* ORDO_RESTRICT dx = g.dx + i * g.stride;
+    const float scale = r[i], mean = arith::mul(sum[i], scales.inverse_dim);
+    for (int d = 0; d < n; ++d) {
+      const float y = masked_mul(arith::to_f32(x[d]), scale);
+      dx[d] = arith::to_bf16(masked_mul(scale, masked_add(dy[d], -masked_mul(y, mean))));
+    }
+  }
+}
+
+} // namespace ordo::nn::detail

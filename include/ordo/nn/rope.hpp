@@ -13,8 +13,8 @@
 
 namespace ordo::nn {
 
-/// Cosines and sines of `positions` positions, as `reference::rope_table` defines them: computed once
-/// on the host in binary64 and rounded to binary32, never to bf16.
+/// Cosines and sines of `positions` positions, as `reference::rope_table` defines them: computed
+/// once on the host in binary64 and rounded to binary32, never to bf16.
 ///
 /// Shape: cosine, sine [positions, head_dim / 2].
 template <class Space>
@@ -37,4 +37,4 @@ struct rope_table {
   }
 };
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

@@ -19,10 +19,10 @@ namespace ordo::reference {
 
 /// One head of one sequence of q or k: row p is token p.
 struct attention_head {
-  std::vector<float> inverse_rms;         ///< r = rsqrt(mean of squares + eps)
-  std::vector<float> normalised;          ///< y = x r, before the rotation; [seq, hd]
-  std::vector<std::int32_t> fixed;        ///< [seq, hd]
-  std::vector<bool> bad;                  ///< the row's sum of squares is not finite
+  std::vector<float> inverse_rms;  ///< r = rsqrt(mean of squares + eps)
+  std::vector<float> normalised;   ///< y = x r, before the rotation; [seq, hd]
+  std::vector<std::int32_t> fixed; ///< [seq, hd]
+  std::vector<bool> bad;           ///< the row's sum of squares is not finite
 };
 
 /// Normalises (no gain), rotates and quantizes one head of q or k.
@@ -45,16 +45,16 @@ inline attention_head normalise_head(const nn::attention_shape& s, std::span<con
     });
     const float r = arith::rsqrt(arith::add(arith::mul(sum, scales.inverse_dim), eps));
     std::vector<float> y(hd);
-    for (std::size_t d = 0; d < hd; ++d) y[d] = arith::mul(arith::to_f32(x[d]), r);
+    for (std::size_t d = 0; d < hd; ++d)
+      y[d] = arith::mul(arith::to_f32(x[d]), r);
     head.inverse_rms.push_back(r);
     head.normalised.insert(head.normalised.end(), y.begin(), y.end());
     head.bad.push_back(!arith::is_finite(sum));
     const std::size_t row = static_cast<std::size_t>(t) * pairs;
     rotate(y, cosine.subspan(row, pairs), sine.subspan(row, pairs));
     for (float& v : y) {
-      head.fixed.push_back(head.bad.back() ? 0
-                                           : arith::to_int(arith::mul(v, scales.fixed),
-                                                           nn::attention_limit));
+      head.fixed.push_back(
+          head.bad.back() ? 0 : arith::to_int(arith::mul(v, scales.fixed), nn::attention_limit));
     }
   }
   return head;
@@ -62,21 +62,22 @@ inline attention_head normalise_head(const nn::attention_shape& s, std::span<con
 
 /// One head of one sequence of v.
 struct value_head {
-  std::vector<float> v;      ///< [seq, hd]; a bad row's entries are 0
-  std::vector<bool> bad;     ///< the row holds a NaN or an infinity
+  std::vector<float> v;  ///< [seq, hd]; a bad row's entries are 0
+  std::vector<bool> bad; ///< the row holds a NaN or an infinity
 };
 
 inline value_head read_values(const nn::attention_shape& s, std::span<const bf16> qkv,
                               std::int64_t sequence, std::int64_t first) {
   value_head head;
   for (std::int64_t t = 0; t < s.seq; ++t) {
-    const auto row = qkv.subspan(
-        static_cast<std::size_t>((sequence * s.seq + t) * s.qkv_width() + first),
-        static_cast<std::size_t>(s.head_dim));
+    const auto row =
+        qkv.subspan(static_cast<std::size_t>((sequence * s.seq + t) * s.qkv_width() + first),
+                    static_cast<std::size_t>(s.head_dim));
     const bool bad = std::any_of(row.begin(), row.end(),
                                  [](bf16 x) { return !arith::is_finite(arith::to_f32(x)); });
     head.bad.push_back(bad);
-    for (const bf16 x : row) head.v.push_back(bad ? 0.0f : arith::to_f32(x));
+    for (const bf16 x : row)
+      head.v.push_back(bad ? 0.0f : arith::to_f32(x));
   }
   return head;
 }
@@ -86,7 +87,8 @@ inline value_head read_values(const nn::attention_shape& s, std::span<const bf16
 inline bool sees_bad(const nn::attention_shape& s, const attention_head& k, const value_head& v,
                      std::int64_t i) {
   for (std::int64_t j = s.first_key(i); j <= i; ++j) {
-    if (k.bad[static_cast<std::size_t>(j)] || v.bad[static_cast<std::size_t>(j)]) return true;
+    if (k.bad[static_cast<std::size_t>(j)] || v.bad[static_cast<std::size_t>(j)])
+      return true;
   }
   return false;
 }
@@ -94,16 +96,17 @@ inline bool sees_bad(const nn::attention_shape& s, const attention_head& k, cons
 /// Exact dot product of fixed-point rows.
 inline std::int32_t dot(const std::int32_t* a, const std::int32_t* b, std::int64_t n) {
   std::int32_t total = 0;
-  for (std::int64_t d = 0; d < n; ++d) total += a[d] * b[d];
+  for (std::int64_t d = 0; d < n; ++d)
+    total += a[d] * b[d];
   return total;
 }
 
 /// One key block of v as int8 with one step, amax / 127, amax over the block's rows that are not
-/// bad and lie within the sequence, whether a query sees them or not. q = to_int(v * (1/step), 127);
-/// amax of 127 * 2^-100 or less gives step 0 and all zeros.
+/// bad and lie within the sequence, whether a query sees them or not. q = to_int(v * (1/step),
+/// 127); amax of 127 * 2^-100 or less gives step 0 and all zeros.
 struct value_block {
   float step = 0.0f;
-  std::vector<std::int32_t> q;  ///< [keys of the block, hd]
+  std::vector<std::int32_t> q; ///< [keys of the block, hd]
 };
 
 inline value_block quantize_values(const nn::attention_shape& s, const value_head& values,
@@ -112,11 +115,13 @@ inline value_block quantize_values(const nn::attention_shape& s, const value_hea
   float amax = 0.0f;
   const auto v = std::span(values.v).subspan(static_cast<std::size_t>(begin * s.head_dim),
                                              static_cast<std::size_t>((end - begin) * s.head_dim));
-  for (const float x : v) amax = arith::max(arith::abs(x), amax);
+  for (const float x : v)
+    amax = arith::max(arith::abs(x), amax);
   const float step = arith::div(amax, 127.0f);
   block.step = step > 0x1p-100f ? step : 0.0f;
   const float inverse = block.step > 0.0f ? arith::div(1.0f, block.step) : 0.0f;
-  for (const float x : v) block.q.push_back(arith::to_int(arith::mul(x, inverse), 127));
+  for (const float x : v)
+    block.q.push_back(arith::to_int(arith::mul(x, inverse), 127));
   return block;
 }
 
@@ -169,7 +174,8 @@ float attend(nn::AttentionBlocks<QueryBlock, KeyBlock>, const nn::attention_shap
   }
   const bool empty = first > i;
   const float inverse = empty ? 0.0f : arith::div(1.0f, total);
-  for (std::size_t d = 0; d < out.size(); ++d) o[d] = arith::to_bf16(arith::mul(out[d], inverse));
+  for (std::size_t d = 0; d < out.size(); ++d)
+    o[d] = arith::to_bf16(arith::mul(out[d], inverse));
   return empty ? -std::numeric_limits<float>::infinity() : arith::log(total);
 }
 
@@ -208,4 +214,4 @@ void attention_forward(nn::AttentionBlocks<QueryBlock, KeyBlock> blocks,
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

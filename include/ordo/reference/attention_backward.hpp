@@ -22,9 +22,11 @@ struct aligned {
 /// v = to_int(x * 2^shift, limit).
 inline aligned align(std::span<const float> x, std::int32_t limit, std::int32_t cap) {
   std::uint32_t largest = 0;
-  for (const float e : x) largest = std::max(largest, arith::bits(arith::abs(e)));
+  for (const float e : x)
+    largest = std::max(largest, arith::bits(arith::abs(e)));
   aligned r{std::max(-126, nn::aligned_shift(largest, limit, std::min(cap, 126))), {}};
-  for (const float e : x) r.v.push_back(arith::to_int(arith::mul(e, arith::pow2(r.shift)), limit));
+  for (const float e : x)
+    r.v.push_back(arith::to_int(arith::mul(e, arith::pow2(r.shift)), limit));
   return r;
 }
 
@@ -41,8 +43,8 @@ struct query_gradient {
 struct key_gradient {
   attention_head k;
   value_head v;
-  std::vector<std::int64_t> key, value;  ///< [seq, hd] in units of 2^-units.key, 2^-units.value
-  std::vector<bool> touched;             ///< a poisoned query sees this key
+  std::vector<std::int64_t> key, value; ///< [seq, hd] in units of 2^-units.key, 2^-units.value
+  std::vector<bool> touched;            ///< a poisoned query sees this key
 };
 
 /// Adds one tile's gradients: queries [i0, i1), keys [j0, j1), pairs that see each other only.
@@ -52,8 +54,8 @@ struct key_gradient {
 /// dQ_i += sum_j [dS_ij] k_j with row i of the tile's dS aligned (limit 16319, cap units.query);
 /// dK_j += sum_i [dS_ij] q_i with column j aligned (cap units.key);
 /// dV_j += sum_i [P_ij] [dO_i] with column j of P aligned (cap units.value - shift of dO) and dO of
-/// the whole query block aligned by one shift. Every sum is shifted left into its unit, exactly: the
-/// order of tiles, heads and threads leaves no trace.
+/// the whole query block aligned by one shift. Every sum is shifted left into its unit, exactly:
+/// the order of tiles, heads and threads leaves no trace.
 inline void add_tile(const nn::attention_shape& s, const nn::attention_units& units,
                      std::span<const float> lse, query_gradient& query, key_gradient& keys,
                      std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
@@ -64,23 +66,26 @@ inline void add_tile(const nn::attention_shape& s, const nn::attention_units& un
   std::vector<float> p(at(rows, columns), 0.0f), ds(at(rows, columns), 0.0f);
   for (std::int64_t i = i0; i < i1; ++i) {
     const std::size_t row = static_cast<std::size_t>(i);
-    if (query.poisoned[row]) continue;
+    if (query.poisoned[row])
+      continue;
     const aligned o = align(std::span(query.d_out).subspan(at(i, hd), dim), scales.row_limit, 126);
     for (std::int64_t j = std::max(j0, s.first_key(i)); j < std::min(j1, i + 1); ++j) {
       const aligned v = align(std::span(keys.v.v).subspan(at(j, hd), dim), scales.row_limit, 126);
-      const float logit = arith::mul(
-          arith::from_int(dot(&query.q.fixed[at(i, hd)], &keys.k.fixed[at(j, hd)], hd)), scales.logit);
-      const float dp = arith::mul(arith::mul(arith::from_int(dot(o.v.data(), v.v.data(), hd)),
-                                             arith::pow2(-o.shift)),
-                                  arith::pow2(-v.shift));
+      const float logit =
+          arith::mul(arith::from_int(dot(&query.q.fixed[at(i, hd)], &keys.k.fixed[at(j, hd)], hd)),
+                     scales.logit);
+      const float dp = arith::mul(
+          arith::mul(arith::from_int(dot(o.v.data(), v.v.data(), hd)), arith::pow2(-o.shift)),
+          arith::pow2(-v.shift));
       const std::size_t cell = static_cast<std::size_t>((i - i0) * columns + (j - j0));
       p[cell] = arith::exp(arith::sub(logit, lse[row]));
       ds[cell] = arith::mul(p[cell], arith::sub(dp, query.delta[row]));
     }
   }
   for (std::int64_t i = 0; i < rows; ++i) {
-    const aligned row = align(std::span(ds).subspan(at(i, columns), static_cast<std::size_t>(columns)),
-                              nn::attention_limit, units.query);
+    const aligned row =
+        align(std::span(ds).subspan(at(i, columns), static_cast<std::size_t>(columns)),
+              nn::attention_limit, units.query);
     for (std::int64_t d = 0; d < hd; ++d) {
       std::int64_t sum = 0;
       for (std::int64_t j = 0; j < columns; ++j) {
@@ -91,8 +96,8 @@ inline void add_tile(const nn::attention_shape& s, const nn::attention_units& un
           nn::in_units(sum, units.query - row.shift);
     }
   }
-  const aligned o = align(std::span(query.d_out).subspan(at(i0, hd), at(rows, hd)),
-                          nn::attention_limit, 126);
+  const aligned o =
+      align(std::span(query.d_out).subspan(at(i0, hd), at(rows, hd)), nn::attention_limit, 126);
   for (std::int64_t j = 0; j < columns; ++j) {
     std::vector<float> ds_column, p_column;
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -105,8 +110,8 @@ inline void add_tile(const nn::attention_shape& s, const nn::attention_units& un
       std::int64_t key_sum = 0, value_sum = 0;
       for (std::int64_t i = 0; i < rows; ++i) {
         const std::size_t row = static_cast<std::size_t>(i);
-        key_sum += std::int64_t{dsj.v[row]} *
-                   query.q.fixed[static_cast<std::size_t>((i0 + i) * hd + d)];
+        key_sum +=
+            std::int64_t{dsj.v[row]} * query.q.fixed[static_cast<std::size_t>((i0 + i) * hd + d)];
         value_sum += std::int64_t{pj.v[row]} * o.v[static_cast<std::size_t>(i * hd + d)];
       }
       const std::size_t cell = static_cast<std::size_t>((j0 + j) * hd + d);
@@ -169,8 +174,92 @@ inline query_gradient read_query(const nn::attention_shape& s, attention_head q,
 /// Largest magnitude of the entries, as bits.
 inline std::uint32_t largest_magnitude(std::span<const float> x) {
   std::uint32_t largest = 0;
-  for (const float e : x) largest = std::max(largest, arith::bits(arith::abs(e)));
+  for (const float e : x)
+    largest = std::max(largest, arith::bits(arith::abs(e)));
   return largest;
+}
+
+/// The log-sum-exps of sequence n, head h.
+inline std::span<const float> head_lse(const nn::attention_shape& s,
+                                       std::span<const float> log_sum_exp, std::int64_t n,
+                                       std::int64_t h) {
+  return log_sum_exp.subspan(static_cast<std::size_t>((n * s.heads + h) * s.seq),
+                             static_cast<std::size_t>(s.seq));
+}
+
+/// The backward pass of one sequence and key-value head: the group's inputs, then their gradients.
+struct gradient_group {
+  key_gradient keys;
+  std::vector<bool> bad; ///< key or value row that is not finite
+  std::vector<query_gradient> queries;
+  nn::attention_units units;
+};
+
+/// Reads the inputs of sequence n, key-value head g.
+inline gradient_group read_group(const nn::attention_shape& s, std::span<const float> cosine,
+                                 std::span<const float> sine, float eps, std::span<const bf16> qkv,
+                                 std::span<const bf16> out, std::span<const float> log_sum_exp,
+                                 std::span<const bf16> d_out, std::int64_t n, std::int64_t g) {
+  gradient_group r;
+  r.keys.k = normalise_head(s, cosine, sine, eps, qkv, n, (s.heads + g) * s.head_dim);
+  r.keys.v = read_values(s, qkv, n, (s.heads + s.kv_heads + g) * s.head_dim);
+  r.keys.key.assign(static_cast<std::size_t>(s.seq * s.head_dim), 0);
+  r.keys.value = r.keys.key;
+  r.keys.touched.assign(static_cast<std::size_t>(s.seq), false);
+  for (std::size_t j = 0; j < r.keys.touched.size(); ++j) {
+    r.bad.push_back(r.keys.k.bad[j] || r.keys.v.bad[j]);
+    if (r.bad[j]) {
+      std::fill_n(&r.keys.v.v[j * static_cast<std::size_t>(s.head_dim)], s.head_dim, 0.0f);
+    }
+  }
+  std::uint32_t largest = 0;
+  for (std::int64_t h = g * s.group(); h < (g + 1) * s.group(); ++h) {
+    r.queries.push_back(read_query(s, normalise_head(s, cosine, sine, eps, qkv, n, h * s.head_dim),
+                                   out, head_lse(s, log_sum_exp, n, h), d_out, n, h));
+    largest = std::max(largest, largest_magnitude(r.queries.back().d_out));
+    for (std::int64_t i = 0; i < s.seq; ++i) {
+      if (!r.queries.back().poisoned[static_cast<std::size_t>(i)])
+        continue;
+      for (std::int64_t j = s.first_key(i); j <= i; ++j) {
+        r.keys.touched[static_cast<std::size_t>(j)] = true;
+      }
+    }
+  }
+  r.units = nn::make_attention_units(nn::make_attention_scales(s), largest,
+                                     largest_magnitude(r.keys.v.v));
+  return r;
+}
+
+/// Writes token t's part of d_qkv (`token`, a row of d_qkv) for head group g.
+inline void write_token(const nn::attention_shape& s, std::span<const float> cosine,
+                        std::span<const float> sine, const gradient_group& r, std::int64_t g,
+                        std::int64_t t, std::span<bf16> token) {
+  const std::size_t dim = static_cast<std::size_t>(s.head_dim), pairs = dim / 2;
+  const std::size_t row = static_cast<std::size_t>(t), from = row * dim;
+  const std::size_t k_column = static_cast<std::size_t>(s.heads + g) * dim;
+  const std::size_t v_column = static_cast<std::size_t>(s.heads + s.kv_heads + g) * dim;
+  const auto c = cosine.subspan(row * pairs, pairs), w = sine.subspan(row * pairs, pairs);
+  const auto nan = [&](std::size_t column) { std::fill_n(&token[column], dim, bf16{0x7fc0}); };
+  for (std::size_t m = 0; m < r.queries.size(); ++m) {
+    const query_gradient& q = r.queries[m];
+    const std::size_t column = (static_cast<std::size_t>(g * s.group()) + m) * dim;
+    unnormalise_row(s, std::span(q.accumulator).subspan(from, dim), r.units.query, c, w,
+                    std::span(q.q.normalised).subspan(from, dim), q.q.inverse_rms[row],
+                    token.subspan(column, dim));
+    if (!r.units.representable || q.poisoned[row])
+      nan(column);
+  }
+  unnormalise_row(s, std::span(r.keys.key).subspan(from, dim), r.units.key, c, w,
+                  std::span(r.keys.k.normalised).subspan(from, dim), r.keys.k.inverse_rms[row],
+                  token.subspan(k_column, dim));
+  for (std::size_t d = 0; d < dim; ++d) {
+    token[v_column + d] =
+        arith::to_bf16(arith::scale_pow2(arith::from_int(r.keys.value[from + d]), -r.units.value));
+  }
+  if (!r.units.representable || r.bad[row] || r.keys.touched[row]) {
+    nan(k_column);
+    nan(v_column);
+  }
 }
 
 /// Attention backward: d_qkv from d_out, the forward pass's inputs, `out` and `log_sum_exp`.
@@ -186,79 +275,25 @@ void attention_backward(nn::AttentionBlocks<QueryBlock, KeyBlock>, const nn::att
                         std::span<const bf16> qkv, std::span<const bf16> out,
                         std::span<const float> log_sum_exp, std::span<const bf16> d_out,
                         std::span<bf16> d_qkv) {
-  const std::int64_t hd = s.head_dim;
-  const std::size_t dim = static_cast<std::size_t>(hd), pairs = dim / 2;
-  const bf16 nan{0x7fc0};
   for (std::int64_t n = 0; n < s.batch; ++n) {
     for (std::int64_t g = 0; g < s.kv_heads; ++g) {
-      const std::int64_t k_column = (s.heads + g) * hd, v_column = (s.heads + s.kv_heads + g) * hd;
-      key_gradient keys{normalise_head(s, cosine, sine, eps, qkv, n, k_column),
-                        read_values(s, qkv, n, v_column), {}, {}, {}};
-      std::vector<bool> bad(keys.k.bad);
-      for (std::size_t j = 0; j < bad.size(); ++j) {
-        bad[j] = bad[j] || keys.v.bad[j];
-        if (bad[j]) {
-          std::fill_n(keys.v.v.begin() + static_cast<std::ptrdiff_t>(j * dim), hd, 0.0f);
-        }
-      }
-      keys.key.assign(static_cast<std::size_t>(s.seq * hd), 0);
-      keys.value = keys.key;
-      keys.touched.assign(static_cast<std::size_t>(s.seq), false);
-      std::vector<query_gradient> queries;
-      std::uint32_t d_out_largest = 0;
-      for (std::int64_t h = g * s.group(); h < (g + 1) * s.group(); ++h) {
-        const auto lse = log_sum_exp.subspan(static_cast<std::size_t>((n * s.heads + h) * s.seq),
-                                             static_cast<std::size_t>(s.seq));
-        queries.push_back(read_query(s, normalise_head(s, cosine, sine, eps, qkv, n, h * hd), out,
-                                     lse, d_out, n, h));
-        d_out_largest = std::max(d_out_largest, largest_magnitude(queries.back().d_out));
-      }
-      const nn::attention_units units = nn::make_attention_units(
-          nn::make_attention_scales(s), d_out_largest, largest_magnitude(keys.v.v));
-      for (std::size_t m = 0; m < queries.size(); ++m) {
-        const std::int64_t h = g * s.group() + static_cast<std::int64_t>(m);
-        const auto lse = log_sum_exp.subspan(static_cast<std::size_t>((n * s.heads + h) * s.seq),
-                                             static_cast<std::size_t>(s.seq));
-        for (std::int64_t i = 0; i < s.seq; ++i) {
-          for (std::int64_t j = s.first_key(i); queries[m].poisoned[static_cast<std::size_t>(i)] && j <= i; ++j) {
-            keys.touched[static_cast<std::size_t>(j)] = true;
-          }
-        }
-        for (std::int64_t i = 0; units.representable && i < s.seq; i += QueryBlock) {
+      gradient_group r = read_group(s, cosine, sine, eps, qkv, out, log_sum_exp, d_out, n, g);
+      for (std::int64_t m = 0; r.units.representable && m < s.group(); ++m) {
+        const auto lse = head_lse(s, log_sum_exp, n, g * s.group() + m);
+        for (std::int64_t i = 0; i < s.seq; i += QueryBlock) {
           for (std::int64_t j = 0; j < s.seq; j += KeyBlock) {
-            add_tile(s, units, lse, queries[m], keys, i, std::min(s.seq, i + QueryBlock), j,
-                     std::min(s.seq, j + KeyBlock));
+            add_tile(s, r.units, lse, r.queries[static_cast<std::size_t>(m)], r.keys, i,
+                     std::min(s.seq, i + QueryBlock), j, std::min(s.seq, j + KeyBlock));
           }
         }
       }
       for (std::int64_t t = 0; t < s.seq; ++t) {
-        const std::size_t row = static_cast<std::size_t>(t), from = row * dim;
-        const auto token = d_qkv.subspan(static_cast<std::size_t>((n * s.seq + t) * s.qkv_width()),
-                                         static_cast<std::size_t>(s.qkv_width()));
-        const auto c = cosine.subspan(row * pairs, pairs), sn = sine.subspan(row * pairs, pairs);
-        for (std::size_t m = 0; m < queries.size(); ++m) {
-          const query_gradient& q = queries[m];
-          const std::size_t column = (static_cast<std::size_t>(g * s.group()) + m) * dim;
-          unnormalise_row(s, std::span(q.accumulator).subspan(from, dim), units.query, c, sn,
-                          std::span(q.q.normalised).subspan(from, dim), q.q.inverse_rms[row],
-                          token.subspan(column, dim));
-          if (!units.representable || q.poisoned[row] || q.q.bad[row])
-            std::fill_n(token.begin() + static_cast<std::ptrdiff_t>(column), hd, nan);
-        }
-        unnormalise_row(s, std::span(keys.key).subspan(from, dim), units.key, c, sn,
-                        std::span(keys.k.normalised).subspan(from, dim), keys.k.inverse_rms[row],
-                        token.subspan(static_cast<std::size_t>(k_column), dim));
-        for (std::size_t d = 0; d < dim; ++d) {
-          token[static_cast<std::size_t>(v_column) + d] = arith::to_bf16(
-              arith::scale_pow2(arith::from_int(keys.value[from + d]), -units.value));
-        }
-        if (!units.representable || bad[row] || keys.touched[row]) {
-          std::fill_n(token.begin() + k_column, hd, nan);
-          std::fill_n(token.begin() + v_column, hd, nan);
-        }
+        write_token(s, cosine, sine, r, g, t,
+                    d_qkv.subspan(static_cast<std::size_t>((n * s.seq + t) * s.qkv_width()),
+                                  static_cast<std::size_t>(s.qkv_width())));
       }
     }
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include <ordo/arith/value.hpp>
-#include <ordo/random/initializers.hpp>
+#include <ordo/random/distributions.hpp>
 #include <ordo/random/philox.hpp>
 
 namespace ordo::reference {

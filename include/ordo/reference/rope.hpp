@@ -28,8 +28,8 @@ inline void rope_table(double theta, std::int64_t head_dim, std::int64_t positio
   require(static_cast<std::int64_t>(cosine.size()) == positions * pairs &&
               cosine.size() == sine.size(),
           "ordo::reference::rope_table",
-          "the tables hold " + shape(cosine.size()) + " and " + shape(sine.size()) + " entries for " +
-              shape(positions, pairs));
+          "the tables hold " + shape(cosine.size()) + " and " + shape(sine.size()) +
+              " entries for " + shape(positions, pairs));
   const double ratio = host::root(theta, static_cast<int>(pairs));
   double frequency = 1.0;
   for (std::int64_t i = 0; i < pairs; ++i) {
@@ -62,4 +62,4 @@ inline void rotate_back(std::span<float> g, std::span<const float> cosine,
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference
