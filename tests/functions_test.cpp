@@ -252,7 +252,7 @@ void check_digest(const char* name, const char* which, const std::string& digest
 template <class Case>
 void check_sample() {
   const measurement m = measure<Case>(sample_stride);
-  INFO(Case::name << ": " << m.error << " ulp at " << test::hex(m.worst));
+  INFO(std::string(Case::name) << ": " << m.error << " ulp at " << test::hex(m.worst));
   CHECK(m.error <= Case::stated);
   CHECK(m.error > 0.4);
   check_digest(Case::name, "sample", m.digest);
@@ -262,7 +262,8 @@ void check_sample() {
 template <class Case>
 void check_all() {
   const measurement m = measure<Case>(1);
-  MESSAGE(Case::name << ": " << m.error << " ulp at " << test::hex(m.worst) << ", " << m.digest);
+  MESSAGE(std::string(Case::name) << ": " << m.error << " ulp at " << test::hex(m.worst) << ", "
+                                  << m.digest);
   CHECK(m.error <= Case::stated);
   CHECK(m.error > Case::stated - 0.01);
   check_digest(Case::name, "all", m.digest);
@@ -395,7 +396,7 @@ std::string digest_under_mode(unsigned mode) {
 
 template <class Case>
 void check_modes() {
-  INFO(Case::name);
+  INFO(std::string(Case::name));
   const std::string expected = digest_under_mode<Case>(0x1f80u);
   CHECK(digest_under_mode<Case>(0x9f80u) == expected); // flush results
   CHECK(digest_under_mode<Case>(0x1fc0u) == expected); // flush operands

@@ -48,6 +48,9 @@ struct embedding_positions {
   /// Counting sort on the host. Throws when an id is not below the vocabulary.
   template <class Ids>
   void assign(const Ids& ids) {
+    require(start.extent(0) > 0 && ids.size() == position.extent(0), "ordo::nn::embedding",
+            std::to_string(ids.size()) + " ids for " + std::to_string(position.extent(0)) +
+                " positions");
     const auto v = start.extent(0) - 1;
     auto host_start = Kokkos::create_mirror_view(start);
     auto host_position = Kokkos::create_mirror_view(position);
@@ -82,6 +85,12 @@ void embedding_backward(const Space& space, order::Sequential, matrix_view<const
                         const embedding_positions<Space>& positions,
                         matrix_view<float, Space> dtable) {
   const std::int64_t d = static_cast<std::int64_t>(dy.extent(1));
+  require(dtable.extent(1) == dy.extent(1) && positions.position.extent(0) == dy.extent(0) &&
+              positions.start.extent(0) == dtable.extent(0) + 1,
+          "ordo::nn::embedding_backward",
+          "dy is " + shape(dy.extent(0), d) + ", dtable " +
+              shape(dtable.extent(0), dtable.extent(1)) + ", the positions are of " +
+              shape(positions.position.extent(0)) + " ids");
   const bf16* const grad = dy.data();
   float* const out = dtable.data();
   const auto position = positions.position;

@@ -108,6 +108,10 @@ void linear_input_gradient(const Space& space, order::Exact exact, matrix_view<c
                            const int8_weights<Space>& w, matrix_view<bf16, Space> dx,
                            const int8_gradient_scratch<Space>& scratch) {
   const auto m = dy.extent(0), padded = w.rotated.extent(1);
+  require(dx.extent(0) == m && dx.extent(1) == w.codes.extent(1) && scratch.a.extent(0) >= m * padded,
+          "ordo::nn::linear_input_gradient",
+          "dx is " + shape(dx.extent(0), dx.extent(1)) + " but the product is " +
+              shape(m, w.codes.extent(1)) + ", with scratch for " + shape(scratch.a.extent(0)));
   const matrix_view<std::int8_t, Space> codes(scratch.a.data(), m, padded);
   const vector_view<float, Space> scale(scratch.scale_a.data(), m);
   quant::rotate_rows(space, dy, vector_view<const float, Space>(w.step), codes, scale);
@@ -142,6 +146,14 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
                             const int8_gradient_scratch<Space>& scratch) {
   const auto m = static_cast<std::size_t>(quant::rotated_length(static_cast<std::int64_t>(dy.extent(0))));
   const auto n = dy.extent(1), k = x.codes.extent(1);
+  require(x.codes.extent(0) == dy.extent(0) && dw.extent(0) == n && dw.extent(1) == k &&
+              weights.extent(0) == n && weights.extent(1) == k && w.step.extent(0) == n &&
+              scratch.a.extent(0) >= n * m && scratch.b.extent(0) >= k * m,
+          "ordo::nn::linear_weight_gradient",
+          "dw is " + shape(dw.extent(0), dw.extent(1)) + " and w " +
+              shape(weights.extent(0), weights.extent(1)) + ", for dy " + shape(dy.extent(0), n) +
+              " and x " + shape(x.codes.extent(0), k) + " with scratch for " +
+              shape(scratch.a.extent(0)));
   const matrix_view<std::int8_t, Space> a(scratch.a.data(), n, m), b(scratch.b.data(), k, m);
   const vector_view<float, Space> scale_a(scratch.scale_a.data(), n), scale_b(scratch.scale_b.data(), k);
   quant::rotate_columns<bf16>(space, dy, {}, a, scale_a);

@@ -48,6 +48,10 @@ struct store_bf16 {
 template <execution_space Space, class Order>
 void linear_forward(const Space& space, Order order, matrix_view<const bf16, Space> x,
                     const binary32_weights<Space>& w, matrix_view<bf16, Space> y) {
+  require(y.extent(0) == x.extent(0) && y.extent(1) == w.weights.extent(0),
+          "ordo::nn::linear_forward",
+          "y is " + shape(y.extent(0), y.extent(1)) + " but the product is " +
+              shape(x.extent(0), w.weights.extent(0)));
   gemm_f32(
       space, order, x, w.weights,
       detail::store_bf16<float>{y.data(), static_cast<std::int64_t>(y.extent(1))});
@@ -59,6 +63,10 @@ void linear_forward(const Space& space, Order order, matrix_view<const bf16, Spa
 template <execution_space Space, class Order>
 void linear_input_gradient(const Space& space, Order order, matrix_view<const bf16, Space> dy,
                            const binary32_weights<Space>& w, matrix_view<bf16, Space> dx) {
+  require(dx.extent(0) == dy.extent(0) && dx.extent(1) == w.transposed.extent(0),
+          "ordo::nn::linear_input_gradient",
+          "dx is " + shape(dx.extent(0), dx.extent(1)) + " but the product is " +
+              shape(dy.extent(0), w.transposed.extent(0)));
   gemm_f32(
       space, order, dy, matrix_view<const bf16, Space>(w.transposed),
       detail::store_bf16<float>{dx.data(), static_cast<std::int64_t>(dx.extent(1))});
@@ -71,6 +79,10 @@ template <execution_space Space, class Order>
 void linear_weight_gradient(const Space& space, Order order, matrix_view<const bf16, Space> dy,
                             matrix_view<const bf16, Space> x, matrix_view<float, Space> dw,
                             matrix_view<bf16, Space> scratch_y, matrix_view<bf16, Space> scratch_x) {
+  require(dw.extent(0) == dy.extent(1) && dw.extent(1) == x.extent(1),
+          "ordo::nn::linear_weight_gradient",
+          "dw is " + shape(dw.extent(0), dw.extent(1)) + " but the product is " +
+              shape(dy.extent(1), x.extent(1)));
   transpose<bf16>(space, dy, scratch_y);
   transpose<bf16>(space, x, scratch_x);
   float* const out = dw.data();

@@ -79,6 +79,14 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
           "ordo::nn::rms_norm_backward",
           "partial is " + shape(partial.extent(0), partial.extent(1)) + " for x " + shape(m, d),
           "partial needs ceil(m / 256) rows of d");
+  require(dy.extent(0) == x.extent(0) && dy.extent(1) == x.extent(1) && dx.extent(0) == x.extent(0) &&
+              dx.extent(1) == x.extent(1) && gain.extent(0) == x.extent(1) &&
+              inverse_rms.extent(0) == x.extent(0) &&
+              (residual.extent(0) == 0 || residual.size() == x.size()),
+          "ordo::nn::rms_norm_backward",
+          "x is " + shape(m, d) + ", dy " + shape(dy.extent(0), dy.extent(1)) + ", dx " +
+              shape(dx.extent(0), dx.extent(1)) + ", residual " +
+              shape(residual.extent(0), residual.extent(1)));
   const bf16* const in = x.data();
   const bf16* const grad = dy.data();
   const bf16* const added = residual.extent(0) > 0 ? residual.data() : nullptr;

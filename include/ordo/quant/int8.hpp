@@ -45,9 +45,10 @@ ORDO_FORCE_FUNCTION float step_of_largest(float largest) {
   return step < step_floor ? 0.0f : step;
 }
 
-/// Step by the mean magnitude of `n` weights whose magnitudes sum to `sum`.
+/// Step by the mean magnitude of `n` weights whose magnitudes sum to `sum`; 0 for none.
 ORDO_FORCE_FUNCTION float step_of_sum(float sum, std::int64_t n) {
   constexpr float two_over_sqrt_127 = 0x1.6b7612p-3f;
+  if (n == 0) return 0.0f;
   const float mean = arith::mul(sum, arith::div(1.0f, arith::from_int(n)));
   const float step = arith::mul(mean, two_over_sqrt_127);
   return step < step_floor ? 0.0f : step;
