@@ -15,8 +15,6 @@
 #include <string_view>
 #include <vector>
 
-#include <unistd.h>
-
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 
@@ -27,6 +25,8 @@
 #include <ordo/linalg/gemm_int8.hpp>
 #include <ordo/linalg/gemm_sliced.hpp>
 #include <ordo/linalg/sliced.hpp>
+
+#include "yardstick.hpp"
 
 namespace {
 
@@ -159,36 +159,6 @@ BENCHMARK_TEMPLATE(sliced, 3, 3)
 BENCHMARK_TEMPLATE(f32, ordo::order::Lanes<16>)->Apply(shapes);
 BENCHMARK_TEMPLATE(f32, ordo::order::Sequential)->Apply(shapes);
 
-/// OpenBLAS chooses its kernels before main, and takes those for the oldest processors where it
-/// does not know the model. Starts the program again with the right ones named.
-void choose_openblas_kernels(char** argv) {
-  const char* wanted = ordo::cpu::supported(ordo::cpu::isa::avx512) ? "SkylakeX"
-                       : ordo::cpu::supported(ordo::cpu::isa::avx2) ? "Haswell"
-                                                                    : "";
-  const std::string_view core = openblas_get_corename();
-  if (*wanted == '\0' || core == wanted || core == "Cooperlake" || core == "SapphireRapids" ||
-      std::getenv("ORDO_BENCH_RESTARTED") != nullptr)
-    return;
-  setenv("ORDO_BENCH_RESTARTED", "1", 1);
-  setenv("OPENBLAS_CORETYPE", wanted, 1);
-  unsetenv("OPENBLAS_L2_SIZE");
-  execv("/proc/self/exe", argv);
-}
-
 } // namespace
 
-int main(int argc, char** argv) {
-  choose_openblas_kernels(argv);
-  Kokkos::initialize(argc, argv);
-  benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("openblas_core", openblas_get_corename());
-  benchmark::AddCustomContext("threads", std::to_string(space().concurrency()));
-#if defined(ORDO_BENCH_COMPILER)
-  benchmark::AddCustomContext("ordo", ORDO_BENCH_VERSION);
-  benchmark::AddCustomContext("compiler", ORDO_BENCH_COMPILER);
-  benchmark::AddCustomContext("flags", ORDO_BENCH_FLAGS);
-#endif
-  benchmark::RunSpecifiedBenchmarks();
-  Kokkos::finalize();
-  return 0;
-}
+int main(int argc, char** argv) { return ordo::benchmarks::run(argc, argv); }

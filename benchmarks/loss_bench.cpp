@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 
@@ -16,6 +14,8 @@
 #include <ordo/digest/sha256.hpp>
 #include <ordo/loss/cross_entropy.hpp>
 #include <ordo/loss/head.hpp>
+
+#include "yardstick.hpp"
 
 namespace {
 
@@ -116,39 +116,4 @@ BENCHMARK(three_sgemm)->Apply(shapes);
 
 } // namespace
 
-/// OpenBLAS' own choice of kernel, but for processors that it does not know: for those it falls
-/// back to one from 2004, which would flatter us. Settings of the machine are for other programs.
-void choose_openblas_kernel(char** argv) {
-  const char* marker = "ORDO_BENCH_KERNEL_CHOSEN";
-  if (std::getenv(marker) != nullptr) {
-    return;
-  }
-  setenv(marker, "1", 1);
-  const bool set = std::getenv("OPENBLAS_CORETYPE") != nullptr;
-  unsetenv("OPENBLAS_CORETYPE");
-  unsetenv("OPENBLAS_L2_SIZE");
-#if defined(__x86_64__)
-  const bool unknown = std::string(openblas_get_corename()) == "Prescott";
-  if ((set || unknown) && __builtin_cpu_supports("avx2")) {
-    setenv("OPENBLAS_CORETYPE", __builtin_cpu_supports("avx512bw") ? "SkylakeX" : "Haswell", 1);
-  }
-#endif
-  execv("/proc/self/exe", argv);
-}
-
-int main(int argc, char** argv) {
-  choose_openblas_kernel(argv);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 2;
-  }
-  Kokkos::ScopeGuard kokkos(argc, argv);
-#if defined(ORDO_BENCH_VERSION)
-  benchmark::AddCustomContext("ordo", ORDO_BENCH_VERSION);
-  benchmark::AddCustomContext("compiler", ORDO_BENCH_COMPILER);
-  benchmark::AddCustomContext("flags", ORDO_BENCH_FLAGS);
-#endif
-  benchmark::AddCustomContext("threads", std::to_string(space_type().concurrency()));
-  benchmark::AddCustomContext("openblas", openblas_get_corename());
-  benchmark::RunSpecifiedBenchmarks();
-}
+int main(int argc, char** argv) { return ordo::benchmarks::run(argc, argv); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ctest: LABELS arith
+// ctest: LABELS arith TIMEOUT 600 EXHAUSTIVE
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -78,7 +78,7 @@ void compare_quantizers(const matrix<bf16>& x) {
     const quantized q = row_codes<Space>(order, rule, x);
     CHECK(same(q.codes, by_row.codes));
     CHECK(same(q.steps, by_row.steps));
-    for (const std::int8_t code : q.codes.data) REQUIRE(code != -128);
+    CHECK(std::count(q.codes.data.begin(), q.codes.data.end(), -128) == 0);
   };
   rows(ordo::order::Lanes<32>(), step_rule::mean_magnitude);
   rows(ordo::order::Sequential(), step_rule::mean_magnitude);
@@ -154,16 +154,17 @@ TEST_CASE("single codes") {
   CHECK(to_code(-1.5f, 1.0f) == -2);
   CHECK(to_code(2.5f, 1.0f) == 2);
   CHECK(to_code(-2.5f, 1.0f) == -2);
-  // Every bf16 as an activation and as a factor: within the limits, as the definition says.
+  // Every bf16 under several factors: within the limits, as the definition says.
+  int wrong = 0;
   for (std::uint32_t u = 0; u < 0x10000u; ++u) {
     const float x = arith::to_f32(bf16{static_cast<std::uint16_t>(u)});
     for (const float inverse : {1.0f, 0.37f, 0x1p100f, 0x1p-30f}) {
       const int code = to_code(x, inverse);
-      REQUIRE(code >= -127);
-      REQUIRE(code <= 127);
-      REQUIRE(code == reference::nearest_even(double{arith::mul(x, inverse)}, 127));
+      const int expected = reference::nearest_even(double{arith::mul(x, inverse)}, 127);
+      wrong += code < -127 || code > 127 || code != expected;
     }
   }
+  CHECK(wrong == 0);
 }
 
 /// rotate_columns and rotate_rows of x, beside the definition.
@@ -450,7 +451,6 @@ TEST_CASE_TEMPLATE("the straight-through mask", Space, ORDO_TEST_SPACES) {
   CHECK(masked == 2);
   CHECK(most.dw(0, 5) != 0.0f);
   CHECK(most.dw(2, 9) != 0.0f);
-  // At the edge: the step by the mean of {M, 1 x 255} passes 127.5 codes between these two M.
   // Largest magnitude: |w| / step is at most 127 and a rounding, never masked.
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const layer_case other(16, 4, 40, 100 + seed);
@@ -466,14 +466,18 @@ TEST_CASE_TEMPLATE("the straight-through mask", Space, ORDO_TEST_SPACES) {
   }
 }
 
-/// Relative error in the Frobenius norm against binary64.
-double weight_gradient_error(const layer_case& c, const matrix<float>& dw) {
+/// Relative error, in the Frobenius norm, against dy^T x in binary64; x as it is or, with a step,
+/// as its codes have it.
+double weight_gradient_error(const layer_case& c, const matrix<float>& dw, float step = 0.0f) {
   double difference = 0, total = 0;
   for (std::size_t i = 0; i < dw.rows; ++i) {
     for (std::size_t j = 0; j < dw.columns; ++j) {
       double exact = 0;
-      for (std::size_t t = 0; t < c.x.rows; ++t)
-        exact += double{arith::to_f32(c.dy(t, i))} * double{arith::to_f32(c.x(t, j))};
+      for (std::size_t t = 0; t < c.x.rows; ++t) {
+        double x = arith::to_f32(c.x(t, j));
+        if (step != 0.0f) x = step * std::nearbyint(x / step);
+        exact += double{arith::to_f32(c.dy(t, i))} * x;
+      }
       difference += (dw(i, j) - exact) * (dw(i, j) - exact);
       total += exact * exact;
     }
@@ -499,24 +503,28 @@ matrix<float> unrotated_gradient(const layer_case& c) {
 
 TEST_CASE("the rotation brings the weight gradient's error from 5% to about 1%") {
   using space = Kokkos::DefaultHostExecutionSpace;
-  const auto int8 = ordo::nn::linear_kind::int8;
+  const auto gradient = [](const layer_case& c) {
+    return run_layer<space>(ordo::nn::linear_kind::int8, step_rule::largest_magnitude, c).dw;
+  };
+  // Of Gaussian numbers the two rotated operands lose 1.1%, the activation codes another 0.9%.
   const layer_case gaussian(1024, 48, 48, 11);
-  const double even = weight_gradient_error(
-      gaussian, run_layer<space>(int8, step_rule::largest_magnitude, gaussian).dw);
-  CHECK(even > 0.008);
+  const matrix<float> dw = gradient(gaussian);
+  const double of_codes =
+      weight_gradient_error(gaussian, dw, reference::step_by_largest(gaussian.x.span()));
+  const double even = weight_gradient_error(gaussian, dw);
+  CHECK(of_codes > 0.009);
+  CHECK(of_codes < 0.012);
+  CHECK(even > 0.012);
   CHECK(even < 0.016);
-  // Gradients as a trained model has them: one token in 128 is far above the rest.
+  // In each column of dy one token in 1,024 at thirty deviations.
   layer_case outliers(1024, 48, 48, 12);
-  numbers next{3};
-  for (std::size_t t = 0; t < 1024; t += 128)
-    for (std::size_t i = 0; i < 48; ++i)
-      outliers.dy(t + i % 32, i) = brain(next.normal() > 0 ? 2e-3f : -2e-3f);
-  const double rotated = weight_gradient_error(
-      outliers, run_layer<space>(int8, step_rule::largest_magnitude, outliers).dw);
+  for (std::size_t i = 0; i < 48; ++i) outliers.dy(37 * i % 1024, i) = brain(3e-3f);
+  const double rotated = weight_gradient_error(outliers, gradient(outliers));
   const double plain = weight_gradient_error(outliers, unrotated_gradient(outliers));
-  MESSAGE("Gaussian " << even << "; with outliers " << rotated << ", unrotated " << plain);
+  INFO("Gaussian " << of_codes << " and " << even << "; outliers " << rotated << ", unrotated "
+                   << plain);
   CHECK(rotated < 0.016);
-  CHECK(plain > 0.03);
+  CHECK(plain > 0.04);
 }
 
 TEST_CASE("a different order or rotation changes bits") {

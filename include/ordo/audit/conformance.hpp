@@ -38,7 +38,7 @@ class conformance_run {
     const random::stream source(2026, "ordo.conformance." + name);
     Kokkos::View<float*, Kokkos::HostSpace> host("ordo::audit::values", static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
-      const float x = arith::mul(random::uniform(source.word(static_cast<std::uint64_t>(i))), scale);
+      const float x = arith::mul(random::uniform_signed(source.word(static_cast<std::uint64_t>(i))), scale);
       host(static_cast<std::size_t>(i)) = i % 97 == 0 ? arith::mul(64.0f, x) : x;
     }
     return Kokkos::create_mirror_view_and_copy(memory(), host);

@@ -58,7 +58,9 @@ make_problem(const char* where, const attention_shape& s, const rope_table<Space
           "only the window may differ");
   require(static_cast<std::int64_t>(saved.log_sum_exp.extent(0)) == s.batch * s.heads * s.seq,
           where, "saved was made for another shape");
-  return {s,
+  attention_shape within = s;
+  within.window = s.window < s.seq ? s.window : s.seq;
+  return {within,
           make_attention_scales(s),
           rope.cosine.data(),
           rope.sine.data(),

@@ -17,7 +17,8 @@ namespace ordo::nn {
 ///
 /// Shape: x, y [m, d] bf16; gain [d] bf16; inverse_rms [m] binary32, kept for the backward pass.
 /// Order: the row sum of squares by `Order`; the mean multiplies by the rounded 1/d.
-/// Bits: each row's depend on that row, the gain, eps and the order.
+/// Bits: each row's depend on that row, the gain, eps and the order. A row whose squares overflow
+/// is NaN, not zero: what goes wrong must reach the loss.
 template <execution_space Space, class Order>
 void rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> x,
               vector_view<const bf16, Space> gain, float eps, matrix_view<bf16, Space> y,
@@ -41,7 +42,9 @@ void rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> x,
             const float v = arith::to_f32(row[j]);
             return arith::mul_exact(v, v);
           });
-          const float r = arith::rsqrt(arith::add(arith::mul(sum, reciprocal), eps));
+          const float mean = arith::add(arith::mul(sum, reciprocal), eps);
+          const float r = arith::is_finite(mean) ? arith::rsqrt(mean)
+                                                 : arith::from_bits(arith::canonical_nan);
           inverse_rms[i] = r;
           for (std::int64_t j = 0; j < d; ++j) {
             target[j] = arith::to_bf16(

@@ -40,8 +40,8 @@ void swiglu(const Space& space, matrix_view<const bf16, Space> gate_up, matrix_v
                      });
 }
 
-/// d_gate = dy * up * (s + g s (1 - s)), d_up = dy * silu(g), with s = sigmoid(g); each rounded once
-/// to bf16.
+/// d_gate = (dy * up) * (s + (g s) (1 - s)), d_up = dy * (g s), with s = sigmoid(g), every operation
+/// rounded to binary32, then once to bf16.
 ///
 /// Shape: gate_up, d_gate_up [m, 2f] bf16; dy [m, f] bf16.
 /// Bits: entry by entry.
@@ -81,7 +81,7 @@ void swiglu_backward(const Space& space, matrix_view<const bf16, Space> dy,
       });
 }
 
-/// y = a + b entry by entry, rounded to bf16: the residual stream.
+/// y = a + b entry by entry, rounded to bf16: the residual stream. y may be a or b.
 template <execution_space Space>
 void residual_add(const Space& space, matrix_view<const bf16, Space> a,
                   matrix_view<const bf16, Space> b, matrix_view<bf16, Space> y) {
