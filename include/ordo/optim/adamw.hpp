@@ -28,7 +28,7 @@ struct adamw_scalars {
 /// Order: none across entries. Bits: entry by entry, from the inputs and scalars alone.
 /// Source: OPEN-1B, section 3; contract, section 9.
 template <execution_space Space>
-void adamw(const Space& space, const adamw_scalars& s, vector_view<const float, Space> grad,
+void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const float, Space> grad,
            vector_view<bf16, Space> parameter, vector_view<float, Space> master,
            vector_view<float, Space> first, vector_view<float, Space> second) {
   const std::int64_t n = static_cast<std::int64_t>(grad.extent(0));
@@ -45,6 +45,7 @@ void adamw(const Space& space, const adamw_scalars& s, vector_view<const float, 
   float* const v_io = second.data();
   ordo::detail::for_blocks(
       space, "ordo::optim::adamw", n, 1 << 13, KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        const adamw_scalars s = scalars;  // a copy that no store can change, so the loop vectorizes
         const float* ORDO_RESTRICT gs = g_in;
         bf16* ORDO_RESTRICT ps = p_out;
         float* ORDO_RESTRICT ms = m_io;
