@@ -123,10 +123,15 @@ int replay_steps(const options::variables_map& given, std::uint64_t from, std::u
     const auto corpus = std::make_shared<const data::corpus>(
         given.count("corpus") != 0 ? std::filesystem::path(text_of(given, "corpus"))
                                    : run.corpus_hint());
-    const std::string said = io::get_string(run.genesis(), "corpus", path);
+    const std::string said = digest::hex(io::get_hash(run.genesis(), "corpus", path));
     if (digest::hex(corpus->hash()) != said) {
       return report(out, {0, "corpus", {}, said, digest::hex(corpus->hash()),
                           "the corpus is not the one the genesis names"});
+    }
+    const std::string words = digest::hex(io::get_hash(run.genesis(), "tokenizer", path));
+    if (digest::hex(corpus->contents().tokenizer) != words) {
+      return report(out, {0, "tokenizer", {}, words, digest::hex(corpus->contents().tokenizer),
+                          "the corpus was made with another tokenizer than the genesis names"});
     }
     corpus->verify();
     out.say("corpus equals its manifest");
@@ -138,7 +143,7 @@ int replay_steps(const options::variables_map& given, std::uint64_t from, std::u
     return result.differs ? report(out, *result.differs) : report_match(out, result.step, result.root);
   } catch (const mismatch& m) {
     return report(out, {m.step, "file", {}, m.expected, m.found, m.what()});
-  } catch (const error& failure) {
+  } catch (const std::exception& failure) {
     return out.inconclusive(failure.what());
   }
 }
@@ -170,7 +175,7 @@ int explain(const options::variables_map& given) {
     return report_match(out, step, a.root(step));
   } catch (const mismatch& m) {
     return report(out, {m.step, "file", {}, m.expected, m.found, m.what()});
-  } catch (const error& failure) {
+  } catch (const std::exception& failure) {
     return out.inconclusive(failure.what());
   }
 }

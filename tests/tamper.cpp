@@ -4,6 +4,10 @@
 //
 //   tamper flip-bit FILE                     one bit of the last byte but a thousand
 //   tamper learning-rate RUN STEP            the recorded rate one ulp higher, later records rechained
+//   tamper set RUN STEP FIELD JSON           another value of a field, or a new one; later records rechained
+//   tamper drop RUN STEP FIELD               without a field; later records rechained
+//   tamper set-genesis RUN FIELD JSON        another value in the genesis; records rechained
+//   tamper parse                             whether standard input is one line of JSON
 //   tamper change-document CORPUS RUN STEP   other text in the document that is read after STEP
 //   tamper swap-documents CORPUS RUN STEP    that document and the next one change places
 //
@@ -30,23 +34,59 @@ void flip_bit(const std::filesystem::path& path) {
   file.put(static_cast<char>(byte ^ 1));
 }
 
-void raise_learning_rate(const std::filesystem::path& path, std::uint64_t step) {
+/// Calls `change(step, record)` for every record and writes them as a chain again that starts from
+/// `genesis`.
+template <class Change>
+void rewrite_records(const train::run_directory& run, digest::hash256 previous, const Change& change) {
   std::string lines;
-  {
-    const train::run_directory run(path);
-    digest::hash256 previous = run.root(0);
-    for (std::uint64_t s = 1; s <= run.steps(); ++s) {
-      train::json record = run.record(s);
-      if (s == step) {
-        const float rate = io::parse_f32_hex(record.at("learning_rate").get<std::string>(), "record");
-        record["learning_rate"] = io::f32_hex(arith::from_bits(arith::bits(rate) + 1));
-      }
-      record["previous"] = digest::hex(previous);
-      lines += io::canonical_json(record) + "\n";
-      previous = train::root_of(record);
-    }
+  for (std::uint64_t step = 1; step <= run.steps(); ++step) {
+    train::json record = run.record(step);
+    record["previous"] = digest::hex(previous);
+    change(step, record);
+    lines += io::canonical_json(record) + "\n";
+    previous = train::root_of(record);
   }
-  io::write_file_atomic(path / "records.jsonl", lines);
+  io::write_file_atomic(run.path() / "records.jsonl", lines);
+}
+
+void raise_learning_rate(const std::filesystem::path& path, std::uint64_t at) {
+  const train::run_directory run(path);
+  rewrite_records(run, run.root(0), [&](std::uint64_t step, train::json& record) {
+    if (step != at) return;
+    const float rate = io::parse_f32_hex(record.at("learning_rate").get<std::string>(), "record");
+    record["learning_rate"] = io::f32_hex(arith::from_bits(arith::bits(rate) + 1));
+  });
+}
+
+void set_field(const std::filesystem::path& path, std::uint64_t at, const std::string& field,
+               const std::string& value) {
+  const train::run_directory run(path);
+  rewrite_records(run, run.root(0), [&](std::uint64_t step, train::json& record) {
+    if (step == at) record[field] = io::parse_json(value, "the new value");
+  });
+}
+
+void drop_field(const std::filesystem::path& path, std::uint64_t at, const std::string& field) {
+  const train::run_directory run(path);
+  rewrite_records(run, run.root(0), [&](std::uint64_t step, train::json& record) {
+    if (step == at) record.erase(field);
+  });
+}
+
+void set_genesis(const std::filesystem::path& path, const std::string& field,
+                 const std::string& value) {
+  const train::run_directory run(path);
+  train::json genesis = run.genesis();
+  genesis[field] = io::parse_json(value, "the new value");
+  rewrite_records(run, train::root_of(genesis), [](std::uint64_t, train::json&) {});
+  io::write_file_atomic(path / "run.json", io::canonical_json(genesis));
+}
+
+void parse_input() {
+  std::string line, more;
+  require(std::getline(std::cin, line) && !std::getline(std::cin, more), "standard input",
+          "it is not one line");
+  io::parse_json(line, "standard input");
 }
 
 /// All documents of a source's first shard, and the two that are read next after `step`.
@@ -123,6 +163,14 @@ int main(int argc, char** argv) {
       flip_bit(words[1]);
     } else if (is("learning-rate", 3)) {
       raise_learning_rate(words[1], std::stoull(words[2]));
+    } else if (is("set", 5)) {
+      set_field(words[1], std::stoull(words[2]), words[3], words[4]);
+    } else if (is("drop", 4)) {
+      drop_field(words[1], std::stoull(words[2]), words[3]);
+    } else if (is("set-genesis", 4)) {
+      set_genesis(words[1], words[2], words[3]);
+    } else if (is("parse", 1)) {
+      parse_input();
     } else if (is("change-document", 4)) {
       change_document(words[1], words[2], std::stoull(words[3]));
     } else if (is("swap-documents", 4)) {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,9 +118,18 @@ inline int run_program(const std::string& program, std::vector<command> commands
     std::vector<std::string> names;
     for (command& c : commands) {
       names.push_back(c.name);
-      if (c.name == words[0]) return run_command(program, c, {words.begin() + 1, words.end()});
+      if (c.name != words[0]) continue;
+      const int result = run_command(program, c, {words.begin() + 1, words.end()});
+      std::fflush(stdout);
+      require(std::cout.flush().good() && std::ferror(stdout) == 0, "standard output",
+              "it cannot be written", "the disk is full, or the reader went away");
+      return result;
     }
     throw error(program, "unknown command '" + words[0] + "'", closest(words[0], names));
+  } catch (const std::bad_alloc&) {
+    std::cerr << program << ": there is not enough memory; a smaller model, micro-batch or sequence "
+              << "needs less\n";
+    return not_done;
   } catch (const std::exception& failure) {
     std::cout.flush();
     std::cerr << program << ": " << failure.what() << "\n";

@@ -4,6 +4,7 @@
 /// \file
 /// Text from a model: the likeliest token, or a draw.
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -54,6 +55,14 @@ inline std::string generate(const std::filesystem::path& path, const generate_op
   require(io::get_string(run.genesis(), "tokenizer", path.string()) == digest::hex(tokenizer.hash()),
           path.string(), "the run was trained with another tokenizer than this release's");
   require(!given.prompt.empty(), "--prompt", "it is empty", "give the text a beginning");
+  require(given.temperature >= 0, "--temperature", "it is negative or no number",
+          "0 takes the likeliest token, larger numbers draw more freely");
+  const auto known = train::checkpoint_steps(run.checkpoints());
+  std::string list = "0";
+  for (const std::uint64_t step : known) list += ", " + std::to_string(step);
+  require(given.step == 0 || std::count(known.begin(), known.end(), given.step) > 0,
+          "--step " + std::to_string(given.step), "the run has no checkpoint of it",
+          "one of: " + list);
   const auto driver = instances::find_device(given.device).make_driver(run.config(), nullptr);
   if (given.step == 0) {
     driver->initialise();

@@ -53,7 +53,15 @@ int inspect(const options::variables_map& given) {
     try {
       corpus.verify();
     } catch (const mismatch& difference) {
-      std::cout << "DIFFERS " << difference.what() << "\n";
+      if (given.count("json") != 0) {
+        std::cout << io::canonical_json({{"verdict", "DIFFERS"},
+                                         {"why", difference.what()},
+                                         {"expected", difference.expected},
+                                         {"got", difference.found}})
+                  << "\n";
+      } else {
+        std::cout << "DIFFERS " << difference.what() << "\n";
+      }
       return differs;
     }
   }

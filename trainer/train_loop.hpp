@@ -29,10 +29,13 @@ struct loop_options {
   bool quiet = false, json = false;
 };
 
-/// Keeps a second trainer out of a run for as long as it lives.
+/// Keeps a second trainer out of a run for as long as it lives. Taken before anything is read: what
+/// was read without it may be behind what another trainer has written since.
 class run_lock {
  public:
-  explicit run_lock(const std::filesystem::path& run) : file_(run / "lock", O_RDWR | O_CREAT) {
+  explicit run_lock(const std::filesystem::path& run) {
+    train::run_directory::require_run(run);
+    file_ = io::file(run / "lock", O_RDWR | O_CREAT);
     require(::flock(file_.handle(), LOCK_EX | LOCK_NB) == 0, run.string(),
             "another program is training this run", "wait for it, or stop it");
   }
@@ -101,7 +104,15 @@ class progress_line {
 /// The number of the run's last step: the first at or past schedule.total_tokens.
 inline std::uint64_t last_step_of(const train::run_config& run) {
   std::uint64_t step = 0, tokens = 0;
-  for (; tokens < run.total_tokens; ++step) tokens += run.windows_at(tokens) * run.sequence;
+  for (std::size_t i = 0; i < run.ramp.size(); ++i) {
+    const bool last = i + 1 == run.ramp.size();
+    const std::uint64_t end = last ? run.total_tokens : std::min(run.ramp[i].until_tokens, run.total_tokens);
+    if (tokens >= end) continue;
+    const std::uint64_t stride = run.windows_at(tokens) * run.sequence;
+    const std::uint64_t steps = (end - tokens + stride - 1) / stride;
+    step += steps;
+    tokens += steps * stride;
+  }
   return step;
 }
 
@@ -115,11 +126,26 @@ inline train::json metrics_of(const train::advanced& step, double seconds) {
           {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
 }
 
+/// Loads the checkpoint of `step`, the run's last one.
+inline void load_last(const train::run_directory& run, train::driver& driver, std::uint64_t step) {
+  const std::filesystem::path checkpoint = run.checkpoints() / train::step_name(step);
+  try {
+    const auto info = driver.load(run.checkpoints(), step, run.genesis_root());
+    require(info.record == run.root(step), checkpoint.string(),
+            "it does not belong to the record of step " + std::to_string(step));
+  } catch (const error& failure) {
+    throw error("the last checkpoint cannot be used", failure.what(),
+                "remove " + checkpoint.string() +
+                    ", and training goes on from the one before or from the seed, or restore it");
+  }
+}
+
 /// Trains until the end of the schedule, `until`, a halt or a signal. Everything that is done is on
 /// disk when it returns, and the same call goes on.
 inline int train_loop(const std::filesystem::path& path, const loop_options& given) {
-  train::run_directory run(path);
+  const stop_request stop;
   const run_lock lock(path);
+  train::run_directory run(path);
   run.clean();
   const auto corpus = std::make_shared<const data::corpus>(
       given.corpus.empty() ? run.corpus_hint() : std::filesystem::path(given.corpus));
@@ -138,12 +164,8 @@ inline int train_loop(const std::filesystem::path& path, const loop_options& giv
             "there is a checkpoint of step " + std::to_string(steps.back()) + ", but only " +
                 std::to_string(run.steps()) + " records",
             "restore records.jsonl, or remove that checkpoint");
-    const auto info = driver->load(run.checkpoints(), steps.back(), run.genesis_root());
-    require(info.record == run.root(steps.back()), run.checkpoints().string(),
-            "the checkpoint of step " + std::to_string(steps.back()) +
-                " does not belong to the record of that step");
+    load_last(run, *driver, steps.back());
   }
-  const stop_request stop;
   progress_line progress(given.quiet || given.json);
   bool halted = false;
   const auto save = [&] {

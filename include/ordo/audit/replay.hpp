@@ -93,7 +93,8 @@ inline std::optional<difference> compare_state(const train::run_directory& run,
   const auto check = [&](const char* field, const char* part,
                          const std::vector<digest::named_root>& roots) -> std::optional<difference> {
     const std::string found = digest::hex(digest::state_root(roots));
-    const std::string expected = io::get_string(said, field, "step " + std::to_string(step));
+    const std::string expected =
+        digest::hex(io::get_hash(said, field, run.path().string() + ", step " + std::to_string(step)));
     if (found == expected) return std::nullopt;
     json names = json::object();
     for (const digest::named_root& r : roots) names[r.name] = digest::hex(r.root);
@@ -166,12 +167,14 @@ inline replay_result replay(const train::run_directory& run, train::driver& driv
 inline std::optional<difference> compare_runs(const train::run_directory& a,
                                               const train::run_directory& b, std::uint64_t step) {
   if (a.genesis_root() != b.genesis_root()) {
-    for (const auto& [key, value] : a.genesis().items()) {
-      if (b.genesis().value(key, json()) == value) continue;
-      std::vector<std::string> keys;
-      if (key == "configuration") keys = detail::differing_names(value, b.genesis().value(key, json()));
-      return difference{0, "genesis, " + key, keys, digest::hex(a.genesis_root()),
-                        digest::hex(b.genesis_root()), "the runs do not start from the same genesis"};
+    json keys = a.genesis();
+    keys.update(b.genesis());
+    for (const auto& [key, unused] : keys.items()) {
+      const json in_a = a.genesis().value(key, json()), in_b = b.genesis().value(key, json());
+      if (in_a == in_b) continue;
+      return difference{0, "genesis, " + key, detail::differing_names(in_a, in_b),
+                        digest::hex(a.genesis_root()), digest::hex(b.genesis_root()),
+                        "the runs do not start from the same genesis"};
     }
   }
   // The first step at which they part, at or before the one asked for.

@@ -12,6 +12,10 @@
 
 namespace ordo::model {
 
+/// Longest contraction of rotated int8 operands: the largest multiple of the rotation's block among
+/// the 133,144 products that int32 holds.
+inline constexpr std::int64_t longest_rotated = 133120;
+
 /// Sizes of one model. All tensors follow from them.
 struct config {
   std::int64_t layers = 0;
@@ -39,7 +43,8 @@ struct config {
               std::string("model.") + key + " is " + std::to_string(value),
               "it must lie between 1 and 16777216");
     };
-    positive(layers, "layers");
+    require(layers > 0 && layers <= 65536, "configuration",
+            "model.layers is " + std::to_string(layers), "it must lie between 1 and 65536");
     positive(hidden, "hidden");
     positive(heads, "heads");
     positive(kv_heads, "kv_heads");
@@ -59,10 +64,11 @@ struct config {
             "model.padded_vocabulary " + std::to_string(padded_vocabulary) +
                 " is below model.vocabulary " + std::to_string(vocabulary));
     require(full_every >= 0, "configuration", "model.full_every is negative");
-    for (const std::int64_t k : {hidden, heads * head_dim, 2 * feed_forward, padded_vocabulary}) {
-      require(k <= 133144, "configuration",
+    for (const std::int64_t k : {hidden, qkv_rows(), 2 * feed_forward, padded_vocabulary}) {
+      require(k <= longest_rotated, "configuration",
               "a contraction over " + std::to_string(k) + " int8 products does not fit int32",
-              "keep hidden, heads * head_dim, 2 * feed_forward and padded_vocabulary at most 133144");
+              "keep model.hidden, (heads + 2 kv_heads) * head_dim, 2 * feed_forward and "
+              "padded_vocabulary at most " + std::to_string(longest_rotated));
     }
   }
 };

@@ -166,6 +166,19 @@ class workspace {
 
   matrix_view<const bf16, Space> hidden() const { return normalised_; }
 
+  /// What entered a weight gradient of the first block: the output gradient [tokens, n] and the
+  /// int8 input. Valid from `forward_backward` to the next call, for measuring; int8 models only.
+  struct weight_gradient_operands {
+    const char* layer;
+    matrix_view<const bf16, Space> dy;
+    nn::int8_activations<Space> x;
+  };
+  std::vector<weight_gradient_operands> first_block_operands() const {
+    const layer_state& s = layers_.front();
+    return {{"self_attn.qkv", d_qkv_, {s.qkv_input.codes, s.qkv_input.step}},
+            {"mlp.gate_up", d_gate_up_, {s.gate_up_input.codes, s.gate_up_input.step}}};
+  }
+
  private:
   using tokens_view = Kokkos::View<std::uint32_t*, typename Space::memory_space>;
   struct layer_state {

@@ -60,12 +60,18 @@ inline digest::hash256 root_of(const json& record) {
 }
 
 /// The first field, in the order of `record_fields`, in which two records differ; empty if none.
-/// `previous` counts last: it differs as soon as any earlier record does.
+/// `previous` counts after these, it differs as soon as any earlier record does; fields that no
+/// record should have come last.
 inline std::string first_difference(const json& a, const json& b) {
   for (const char* field : record_fields) {
     const auto in_a = a.find(field), in_b = b.find(field);
     if ((in_a == a.end()) != (in_b == b.end())) return field;
     if (in_a != a.end() && *in_a != *in_b) return field;
+  }
+  for (const json* record : {&a, &b}) {
+    for (const auto& [field, value] : record->items()) {
+      if (!a.contains(field) || !b.contains(field)) return field;
+    }
   }
   return {};
 }

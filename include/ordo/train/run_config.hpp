@@ -31,7 +31,7 @@ struct decimal {
     require(failure == std::errc() && stop == end && value - value == 0, "configuration",
             "'" + written + "' is no decimal number");
   }
-  float rounded() const { return static_cast<float>(value); }
+  float rounded() const { return host::narrow(value); }
 };
 
 enum class schedule_clock { before, after };
@@ -206,6 +206,9 @@ void for_each_key(Config& c, Visitor&& visit) {
   visit("run.checkpoint_every", c.checkpoint_every, "steps between checkpoints");
 }
 
+/// Decays of moments lie below 1 in binary32 too.
+inline constexpr double below_one = 0.9999999;
+
 /// Throws an error naming the first key that is impossible.
 inline void run_config::check() const {
   model.check();
@@ -216,25 +219,47 @@ inline void run_config::check() const {
   };
   within(sequence, 1u << 20, "data.sequence");
   within(micro_batch, 1u << 16, "mesh.micro_batch");
-  within(sequence * micro_batch, 133144, "data.sequence * mesh.micro_batch");
+  within(sequence * micro_batch, model::longest_rotated, "data.sequence * mesh.micro_batch");
   within(replicas, 1u << 16, "mesh.replicas");
   within(shards, 1u << 16, "mesh.shards");
+  constexpr std::uint64_t longest_step = std::uint64_t{1} << 36;  // tokens
+  const std::uint64_t pass = ranks() * (micro_batch * sequence);
+  within(pass, longest_step, "mesh.replicas * mesh.shards * mesh.micro_batch * data.sequence");
   within(total_tokens, std::uint64_t{1} << 52, "schedule.total_tokens");
   within(checkpoint_every, UINT32_MAX, "run.checkpoint_every");
   require(!ramp.empty(), "configuration", "mesh.accumulation has no phase");
   for (std::size_t i = 0; i < ramp.size(); ++i) {
-    within(ramp[i].accumulation, 1u << 16, "mesh.accumulation");
+    within(ramp[i].accumulation, longest_step / pass, "mesh.accumulation");
     require(i == 0 || ramp[i].until_tokens > ramp[i - 1].until_tokens, "configuration",
             "mesh.accumulation: phases must end at ascending token counts");
   }
   require(warmup_tokens < total_tokens, "configuration",
           "schedule.warmup_tokens is not below schedule.total_tokens");
-  require(rope_theta.value > 1 && norm_epsilon.value > 0 && initial_std.value > 0, "configuration",
-          "model.rope_theta, norm_epsilon and initial_std must be positive, theta above 1");
-  require(beta1.value >= 0 && beta1.value < 1 && beta2.value >= 0 && beta2.value < 1,
-          "configuration", "optimizer.beta1 and beta2 must lie in [0, 1)");
-  require(max_norm.value > 0 && epsilon.value > 0, "configuration",
-          "optimizer.max_norm and optimizer.epsilon must be positive");
+  const auto decimal_within = [](const decimal& d, double least, double most, const char* key) {
+    require(d.value >= least && d.value <= most, "configuration",
+            std::string(key) + " is " + d.text,
+            "it must lie between " + std::to_string(least) + " and " + std::to_string(most));
+  };
+  const auto positive = [](const decimal& d, double most, const char* key) {
+    require(d.rounded() > 0.0f && d.value <= most, "configuration",
+            std::string(key) + " is " + d.text,
+            "it must be positive in binary32, at most " + std::to_string(most));
+  };
+  constexpr double large = 1e30;
+  decimal_within(rope_theta, 2.0, 1e18, "model.rope_theta");
+  positive(norm_epsilon, 1.0, "model.norm_epsilon");
+  positive(initial_std, 1e6, "model.initial_std");
+  positive(peak_rate, 1e6, "schedule.peak_rate");
+  decimal_within(floor_rate, 0.0, peak_rate.value, "schedule.floor_rate");
+  decimal_within(beta1, 0.0, below_one, "optimizer.beta1");
+  decimal_within(beta2, 0.0, below_one, "optimizer.beta2");
+  positive(epsilon, large, "optimizer.epsilon");
+  decimal_within(weight_decay, 0.0, large, "optimizer.weight_decay");
+  positive(max_norm, large, "optimizer.max_norm");
+  decimal_within(z_loss, 0.0, large, "optimizer.z_loss");
+  positive(spike_threshold, large, "spike.threshold");
+  within(spike_skipped, UINT32_MAX, "spike.skipped");
+  if (spike_halt_events > 0) within(spike_halt_window, UINT64_MAX, "spike.halt_window");
 }
 
 }  // namespace ordo::train

@@ -36,11 +36,17 @@ class run_directory {
     staged.commit();
   }
 
+  /// Throws unless `path` looks like a run.
+  static void require_run(const std::filesystem::path& path) {
+    std::error_code ignored;
+    require(std::filesystem::is_regular_file(path / "run.json", ignored), "run",
+            "'" + path.string() + "' holds no run (no run.json)",
+            "make one with 'ordo-train init', or give the right folder");
+  }
+
   explicit run_directory(std::filesystem::path path) : path_(std::move(path)) {
     const std::string where = (path_ / "run.json").string();
-    require(std::filesystem::is_regular_file(where), "run",
-            "'" + path_.string() + "' holds no run (no run.json)",
-            "make one with 'ordo-train init', or give the right folder");
+    require_run(path_);
     const std::string text = io::read_file(where, 1 << 22);
     genesis_ = io::parse_json(text, where);
     require(io::canonical_json(genesis_) == text, where, "it is not canonical JSON",
@@ -127,24 +133,30 @@ class run_directory {
       const json record = io::parse_json(lines_[step - 1], line);
       require(io::canonical_json(record) == lines_[step - 1], line, "it is not canonical JSON",
               "the file was changed; fetch the original");
-      require(io::get_u64(record, "step", line) == step, line, "it is not the record of this step",
-              "records must follow one another from step 1");
+      if (io::get_u64(record, "step", line) != step) {
+        json corrected = record;
+        corrected["step"] = step;
+        throw mismatch(line, "its 'step' is another", step, digest::hex(root(step)),
+                       digest::hex(root_of(corrected)));
+      }
       const digest::hash256 previous = io::get_hash(record, "previous", line);
       if (previous != root(step - 1)) {
-        throw mismatch(line, step == 1 ? "the genesis is not the one this record follows"
-                                       : "the record before it is not the one it follows",
+        throw mismatch(line, step == 1 ? "its 'previous' is not the root of this run's genesis"
+                                       : "its 'previous' is not the root of the record before it",
                        step - 1, digest::hex(previous), digest::hex(root(step - 1)));
       }
     }
   }
 
  public:
-  /// Removes what killed writes left: an unfinished last record, unfinished checkpoints.
+  /// Removes what killed writes left: an unfinished last record, unfinished files and checkpoints.
   void clean() const {
     if (std::filesystem::file_size(records_file()) != complete_bytes_) {
       std::filesystem::resize_file(records_file(), complete_bytes_);
     }
-    io::staged_directory::remove_stale(checkpoints());
+    for (const auto& folder : {path_, checkpoints(), path_ / "commitments"}) {
+      io::staged_directory::remove_stale(folder);
+    }
   }
 
  private:

@@ -42,16 +42,16 @@ struct learning_rate_schedule {
   ///
   /// peak * tokens / warmup below the warm-up; then floor + (peak - floor) (1 + cos(pi p)) / 2 with
   /// p = (tokens - warmup) / (total - warmup), at most 1. Binary64 with + - * / and the library's
-  /// own cosine, one rounding to binary32.
+  /// own cosine, one rounding to binary32 (`host::narrow`).
   float at(std::uint64_t tokens) const {
     if (tokens < warmup_tokens) {
-      return static_cast<float>(peak * (static_cast<double>(tokens) / static_cast<double>(warmup_tokens)));
+      return host::narrow(peak * (static_cast<double>(tokens) / static_cast<double>(warmup_tokens)));
     }
-    if (tokens >= total_tokens) return static_cast<float>(floor);
+    if (tokens >= total_tokens) return host::narrow(floor);
     const double progress = static_cast<double>(tokens - warmup_tokens) /
                             static_cast<double>(total_tokens - warmup_tokens);
     constexpr double pi = 0x1.921fb54442d18p+1;
-    return static_cast<float>(floor + (peak - floor) * (0.5 * (1.0 + host::cos(pi * progress))));
+    return host::narrow(floor + (peak - floor) * (0.5 * (1.0 + host::cos(pi * progress))));
   }
 };
 

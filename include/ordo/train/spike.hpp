@@ -43,7 +43,7 @@ inline spike_decision decide_spike(const spike_rule& rule, spike_state& state, s
   const bool spike = broken || (step >= rule.from_step && norm > rule.threshold);
   spike_decision decision;
   std::erase_if(state.event_steps,
-                [&](std::uint64_t event) { return event + rule.halt_window <= step; });
+                [&](std::uint64_t event) { return step - event >= rule.halt_window; });
   if (state.skips_left > 0) {
     --state.skips_left;
     decision.skip = true;
