@@ -21,13 +21,13 @@ fresh() {
   rm -rf "$1"/checkpoints/* "$1"/commitments/* "$1/metrics.jsonl" "$1/lock"
   : > "$1/records.jsonl"
 }
-# interrupt RUN SIGNAL CENTISECONDS: starts the trainer, waits until it has the run to itself and so long
-# again, sends the signal. Sets `status`.
+# interrupt RUN SIGNAL CENTISECONDS: starts the trainer, waits until it listens to SIGTERM and so long again,
+# sends the signal. Sets `status`.
 interrupt() {
   "$bin/ordo-train" run --run "$1" --quiet > out 2> err &
   local child=$! tries=0
-  while [ ! -e "$1/lock" ] || flock -n "$1/lock" true; do
-    kill -0 "$child" 2> /dev/null || break
+  while kill -0 "$child" 2> /dev/null; do
+    ! grep -Eqs '^SigCgt:.*[4-7c-f]...$' "/proc/$child/status" || break
     tries=$((tries + 1))
     [ "$tries" -lt 2000 ] || fail "the trainer does not start"
     sleep 0.01

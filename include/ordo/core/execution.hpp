@@ -69,4 +69,8 @@ void for_blocks(const Space& space, const char* label, std::int64_t n, std::int6
 }
 
 }  // namespace detail
+
+// For kernels of one's own: the same launch that the library's kernels have.
+using detail::for_blocks;
+using detail::for_each;
 }  // namespace ordo

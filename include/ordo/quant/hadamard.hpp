@@ -28,16 +28,48 @@ ORDO_FORCE_FUNCTION constexpr int rotated_place(int i) { return (i % 16) * 16 + 
 
 namespace detail {
 
-/// The four butterfly stages over the first index of x[16][16].
-ORDO_FORCE_FUNCTION void hadamard_stages(std::int32_t* ORDO_RESTRICT x) {
-  for (int half = 128; half >= 16; half /= 2) {
-    for (int group = 0; group < 256; group += 2 * half) {
-      for (int i = 0; i < half; ++i) {
-        const std::int32_t a = x[group + i], b = x[group + half + i];
-        x[group + i] = a + b;
-        x[group + half + i] = a - b;
-      }
+/// Butterflies of four: the stages of two neighbouring index bits at once. Entry q of four goes
+/// with the others by the signs of a 4 x 4 Hadamard matrix.
+template <class T>
+struct butterfly {
+  T sum01, difference01, sum23, difference23;
+  ORDO_FORCE_FUNCTION butterfly(T x0, T x1, T x2, T x3)
+      : sum01(static_cast<T>(x0 + x1)), difference01(static_cast<T>(x0 - x1)),
+        sum23(static_cast<T>(x2 + x3)), difference23(static_cast<T>(x2 - x3)) {}
+  ORDO_FORCE_FUNCTION T entry0() const { return static_cast<T>(sum01 + sum23); }
+  ORDO_FORCE_FUNCTION T entry1() const { return static_cast<T>(difference01 + difference23); }
+  ORDO_FORCE_FUNCTION T entry2() const { return static_cast<T>(sum01 - sum23); }
+  ORDO_FORCE_FUNCTION T entry3() const { return static_cast<T>(difference01 - difference23); }
+};
+
+/// In place: entries i, i + Step, i + 2 Step and i + 3 Step of each 4 Step of the N entries.
+template <int N, int Step, class T>
+ORDO_FORCE_FUNCTION void butterflies(T* x) {
+  for (int group = 0; group < N; group += 4 * Step) {
+    T* ORDO_RESTRICT x0 = x + group;
+    T* ORDO_RESTRICT x1 = x0 + Step;
+    T* ORDO_RESTRICT x2 = x1 + Step;
+    T* ORDO_RESTRICT x3 = x2 + Step;
+    for (int i = 0; i < Step; ++i) {
+      const butterfly<T> four(x0[i], x1[i], x2[i], x3[i]);
+      x0[i] = four.entry0();
+      x1[i] = four.entry1();
+      x2[i] = four.entry2();
+      x3[i] = four.entry3();
     }
+  }
+}
+
+/// The stages of the two lowest index bits, which become the highest: after two calls the low four
+/// bits have been transformed and exchanged with the high four, which is the rotated order.
+template <class T>
+ORDO_FORCE_FUNCTION void butterflies_of_neighbours(const T* ORDO_RESTRICT x, T* ORDO_RESTRICT y) {
+  for (int i = 0; i < rotation_block / 4; ++i) {
+    const butterfly<T> four(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+    y[i] = four.entry0();
+    y[rotation_block / 4 + i] = four.entry1();
+    y[rotation_block / 2 + i] = four.entry2();
+    y[rotation_block / 4 * 3 + i] = four.entry3();
   }
 }
 
@@ -46,27 +78,21 @@ ORDO_FORCE_FUNCTION void hadamard_stages(std::int32_t* ORDO_RESTRICT x) {
 /// One contiguous block: `x` (256 entries of magnitude at most 2^23) is destroyed, `y` receives H x
 /// in the rotated order.
 ORDO_FORCE_FUNCTION void hadamard_row(std::int32_t* ORDO_RESTRICT x, std::int32_t* ORDO_RESTRICT y) {
-  detail::hadamard_stages(x);
-  for (int b = 0; b < 16; ++b) {
-    for (int a = 0; a < 16; ++a) y[16 * b + a] = x[16 * a + b];
-  }
-  detail::hadamard_stages(y);
+  alignas(64) std::int32_t half[rotation_block];
+  detail::butterflies<rotation_block, 64>(x);
+  detail::butterflies<rotation_block, 16>(x);
+  detail::butterflies_of_neighbours(x, half);
+  detail::butterflies_of_neighbours(half, y);
 }
 
 /// `Lanes` columns at once: x[256][Lanes] becomes H x along the first index, in *natural* order.
-template <int Lanes>
-ORDO_FORCE_FUNCTION void hadamard_columns(std::int32_t* ORDO_RESTRICT x) {
-  for (int half = 128; half >= 1; half /= 2) {
-    for (int group = 0; group < 256; group += 2 * half) {
-      std::int32_t* ORDO_RESTRICT upper = x + group * Lanes;
-      std::int32_t* ORDO_RESTRICT lower = x + (group + half) * Lanes;
-      for (int i = 0; i < half * Lanes; ++i) {
-        const std::int32_t a = upper[i], b = lower[i];
-        upper[i] = a + b;
-        lower[i] = a - b;
-      }
-    }
-  }
+/// T must hold 256 times the largest magnitude: 16 bits for int8 codes, 32 for 16-bit integers.
+template <int Lanes, class T>
+ORDO_FORCE_FUNCTION void hadamard_columns(T* x) {
+  detail::butterflies<rotation_block * Lanes, 64 * Lanes>(x);
+  detail::butterflies<rotation_block * Lanes, 16 * Lanes>(x);
+  detail::butterflies<rotation_block * Lanes, 4 * Lanes>(x);
+  detail::butterflies<rotation_block * Lanes, Lanes>(x);
 }
 
 }  // namespace ordo::quant

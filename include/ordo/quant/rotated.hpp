@@ -14,6 +14,7 @@
 /// A non-finite entry makes the scale NaN. Source: OPEN-1B, section 4.
 
 #include <cstdint>
+#include <type_traits>
 
 #include <ordo/arith/bf16.hpp>
 #include <ordo/core/execution.hpp>
@@ -51,6 +52,122 @@ ORDO_FORCE_FUNCTION float rotated_inverse(std::int32_t top) {
 
 ORDO_FORCE_FUNCTION std::int32_t magnitude(std::int32_t x) { return x < 0 ? -x : x; }
 
+namespace detail {
+
+/// The nearest even integer of a value known to lie within [-2^22, 2^22]: `arith::to_int` less its
+/// clamps.
+ORDO_FORCE_FUNCTION std::int32_t nearest(float x) {
+  return static_cast<std::int32_t>(arith::bits(arith::detail::add_rn(x, 0x1.8p23f))) - 0x4b400000;
+}
+
+/// Code of a rotated integer, |r| <= A < 2^24: r * (127 / A) needs neither flush nor clamp.
+ORDO_FORCE_FUNCTION std::int8_t rotated_code(std::int32_t r, float inverse) {
+  return static_cast<std::int8_t>(nearest(arith::detail::mul_rn(arith::from_int(r), inverse)));
+}
+
+/// The factor 2^s of an alignment, and whether `x * 2^s` may be rounded without clamps and flushes:
+/// it lies within the limit, and what would be flushed beforehand rounds to 0 anyway.
+struct alignment {
+  int shift;
+  float low, high;  ///< their product is 2^shift
+  bool plain;
+
+  ORDO_FORCE_FUNCTION explicit alignment(std::uint32_t largest)
+      : shift(alignment_shift(largest, rotation_limit)), low(arith::pow2(shift / 2)),
+        high(arith::pow2(shift - shift / 2)),
+        plain(arith::is_finite(arith::from_bits(largest)) && shift > -100 && shift <= 100) {}
+  ORDO_FORCE_FUNCTION std::int32_t operator()(float x) const {
+    return arith::to_int(arith::mul(arith::mul(x, low), high), rotation_limit);
+  }
+};
+
+/// One row as a work item rotates it.
+class row_rotation {
+ public:
+  ORDO_FORCE_FUNCTION row_rotation(const bf16* x, const float* factors, std::int64_t length)
+      : source_(x), factor_(factors), n_(length), largest_(largest_of(x, factors, length)),
+        align_(largest_) {}
+
+  /// Writes the codes; returns the scale.
+  ORDO_FORCE_FUNCTION float run(std::int8_t* codes) {
+    std::int32_t top = 0;
+    if (n_ <= kept) {
+      alignas(64) std::int32_t rotated[kept];
+      for (std::int64_t k0 = 0; k0 < n_; k0 += rotation_block) {
+        rotate(k0, rotated + k0);
+        top = larger(top, rotated + k0);
+      }
+      const float inverse = rotated_inverse(top);
+      for (std::int64_t k0 = 0; k0 < n_; k0 += rotation_block) {
+        store(rotated + k0, inverse, codes + k0);
+      }
+    } else {
+      alignas(64) std::int32_t rotated[rotation_block];
+      for (std::int64_t k0 = 0; k0 < n_; k0 += rotation_block) {
+        rotate(k0, rotated);
+        top = larger(top, rotated);
+      }
+      const float inverse = rotated_inverse(top);
+      for (std::int64_t k0 = 0; k0 < n_; k0 += rotation_block) {
+        rotate(k0, rotated);
+        store(rotated, inverse, codes + k0);
+      }
+    }
+    return rotated_scale(largest_, top, align_.shift);
+  }
+
+ private:
+  static constexpr int kept = 4096;  ///< entries of a row whose rotated integers are kept
+
+  /// Bits of the largest magnitude; flushing the largest product is flushing them all.
+  static ORDO_FORCE_FUNCTION std::uint32_t largest_of(const bf16* ORDO_RESTRICT x,
+                                                const float* ORDO_RESTRICT factors,
+                                                std::int64_t n) {
+    std::uint32_t largest = 0;
+    for (std::int64_t k = 0; k < n; ++k) {
+      const float product = arith::detail::mul_rn(arith::to_f32(x[k]), factors[k]);
+      const std::uint32_t u = arith::bits(product) & 0x7fffffffu;
+      largest = u > largest ? u : largest;
+    }
+    return arith::bits(arith::detail::flush_rounded(arith::from_bits(largest)));
+  }
+
+  ORDO_FORCE_FUNCTION void rotate(std::int64_t k0, std::int32_t* ORDO_RESTRICT rotated) const {
+    alignas(64) std::int32_t v[rotation_block];
+    const int count = static_cast<int>(n_ - k0 < rotation_block ? n_ - k0 : rotation_block);
+    const bf16* ORDO_RESTRICT x = source_ + k0;
+    const float* ORDO_RESTRICT f = factor_ + k0;
+    if (align_.plain) {
+      const float power = arith::pow2(align_.shift);
+      for (int i = 0; i < count; ++i) {
+        const float product = arith::detail::mul_rn(arith::to_f32(x[i]), f[i]);
+        v[i] = nearest(arith::detail::mul_rn(product, power));
+      }
+    } else {
+      for (int i = 0; i < count; ++i) v[i] = align_(arith::mul(arith::to_f32(x[i]), f[i]));
+    }
+    for (int i = count; i < rotation_block; ++i) v[i] = 0;
+    hadamard_row(v, rotated);
+  }
+
+  static ORDO_FORCE_FUNCTION std::int32_t larger(std::int32_t top, const std::int32_t* r) {
+    for (int i = 0; i < rotation_block; ++i) top = magnitude(r[i]) > top ? magnitude(r[i]) : top;
+    return top;
+  }
+  static ORDO_FORCE_FUNCTION void store(const std::int32_t* ORDO_RESTRICT r, float inverse,
+                                  std::int8_t* ORDO_RESTRICT codes) {
+    for (int i = 0; i < rotation_block; ++i) codes[i] = rotated_code(r[i], inverse);
+  }
+
+  const bf16* source_;
+  const float* factor_;
+  std::int64_t n_;
+  std::uint32_t largest_;
+  alignment align_;
+};
+
+}  // namespace detail
+
 /// Rotates and quantizes rows along their length, entry k multiplied by `factor[k]` beforehand.
 ///
 /// Shape: x [rows, n] bf16; factor [n]; codes [rows, rotated_length(n)]; scale [rows].
@@ -70,72 +187,58 @@ void rotate_rows(const Space& space, matrix_view<const bf16, Space> x,
   const bf16* const in = x.data();
   const float* const factors = factor.data();
   std::int8_t* const out = codes.data();
-  ordo::detail::for_blocks(
-      space, "ordo::quant::rotate_rows", static_cast<std::int64_t>(x.extent(0)), 4,
-      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-        for (std::int64_t row = begin; row < end; ++row) {
-          const bf16* ORDO_RESTRICT source = in + row * n;
-          std::uint32_t largest = 0;
-          for (std::int64_t k = 0; k < n; ++k) {
-            const float v = arith::mul(arith::to_f32(source[k]), factors[k]);
-            const std::uint32_t u = arith::bits(v) & 0x7fffffffu;
-            largest = u > largest ? u : largest;
-          }
-          const int shift = alignment_shift(largest, rotation_limit);
-          const float low = arith::pow2(shift / 2), high = arith::pow2(shift - shift / 2);
-          alignas(64) std::int32_t v[rotation_block], r[rotation_block];
-          const auto rotate = [&](std::int64_t k0) {
-            const int count = static_cast<int>(n - k0 < rotation_block ? n - k0 : rotation_block);
-            for (int i = 0; i < count; ++i) {
-              const float y = arith::mul(arith::to_f32(source[k0 + i]), factors[k0 + i]);
-              v[i] = arith::to_int(arith::mul(arith::mul(y, low), high), rotation_limit);
-            }
-            for (int i = count; i < rotation_block; ++i) v[i] = 0;
-            hadamard_row(v, r);
-          };
-          std::int32_t top = 0;
-          for (std::int64_t k0 = 0; k0 < n; k0 += rotation_block) {
-            rotate(k0);
-            for (int i = 0; i < rotation_block; ++i) {
-              top = magnitude(r[i]) > top ? magnitude(r[i]) : top;
-            }
-          }
-          const float inverse = rotated_inverse(top);
-          for (std::int64_t k0 = 0; k0 < n; k0 += rotation_block) {
-            if (n > rotation_block) rotate(k0);  // a single block is still there
-            std::int8_t* ORDO_RESTRICT target = out + row * padded + k0;
-            for (int i = 0; i < rotation_block; ++i) {
-              target[i] = to_code(arith::from_int(r[i]), inverse);
-            }
-          }
-          scale[row] = rotated_scale(largest, top, shift);
-        }
-      });
+  ordo::detail::for_blocks(space, "ordo::quant::rotate_rows", static_cast<std::int64_t>(x.extent(0)), 4,
+                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t row = begin; row < end; ++row) {
+                               detail::row_rotation rotation(in + row * n, factors, n);
+                               scale[row] = rotation.run(out + row * padded);
+                             }
+                           });
 }
 
 namespace detail {
 
-/// `Width` neighbouring columns of x [m, columns] from column c0 on, as one work item rotates them.
+/// Perfect shuffle: y[2 i] = x[i], y[2 i + 1] = x[i + N / 2]. Four of them in turn transpose
+/// x[16][N / 16].
+template <int N>
+ORDO_FORCE_FUNCTION void interleave(const std::int8_t* ORDO_RESTRICT x,
+                                    std::int8_t* ORDO_RESTRICT y) {
+  for (int i = 0; i < N / 2; ++i) {
+    y[2 * i] = x[i];
+    y[2 * i + 1] = x[i + N / 2];
+  }
+}
+
+/// Columns of one work item, in a copy whose integers fit the narrowest type: 256 * 127 < 2^15.
+template <class T>
+struct slab_traits {
+  static constexpr bool integers = sizeof(T) == 1;
+  using integer = std::conditional_t<integers, std::int16_t, std::int32_t>;
+};
+
+/// `Width` neighbouring columns of x [m, columns] from column c0 on, as one work item rotates them;
+/// `Width` 0: fewer, at the right edge.
 template <class T, int Width>
 struct column_slab {
   static constexpr int lanes = 32;
-  static constexpr bool integers = sizeof(T) == 1;
+  static constexpr bool integers = slab_traits<T>::integers;
+  using integer = typename slab_traits<T>::integer;
 
   const T* in;  ///< x[0][c0]
   std::int64_t m, columns;
-  int width;  ///< Width, or fewer columns at the right edge
+  int width;
   std::uint32_t largest[lanes] = {};
   std::int32_t top[lanes] = {};
-  float low[lanes] = {}, high[lanes] = {};
-  int shift[lanes] = {};
-  alignas(64) std::int32_t tile[rotation_block * lanes];
+  bool plain = true;
+  float power[lanes];
+  alignas(64) integer tile[rotation_block * lanes];
 
-  ORDO_FUNCTION column_slab(const T* x, std::int64_t rows, std::int64_t stride, int used)
+  ORDO_FORCE_FUNCTION column_slab(const T* x, std::int64_t rows, std::int64_t stride, int used)
       : in(x), m(rows), columns(stride), width(used) {}
 
   ORDO_FORCE_FUNCTION int used() const { return Width == lanes ? lanes : width; }
 
-  ORDO_FUNCTION void align() {
+  ORDO_FORCE_FUNCTION void align() {
     if constexpr (!integers) {
       alignas(64) std::uint16_t most[lanes] = {};
       for (std::int64_t i = 0; i < m; ++i) {
@@ -147,40 +250,41 @@ struct column_slab {
       }
       for (int j = 0; j < lanes; ++j) {
         largest[j] = arith::bits(arith::to_f32(bf16{most[j]}));
-      }
-      for (int j = 0; j < lanes; ++j) {
-        shift[j] = alignment_shift(largest[j], rotation_limit);
-        low[j] = arith::pow2(shift[j] / 2);
-        high[j] = arith::pow2(shift[j] - shift[j] / 2);
+        const alignment to(largest[j]);
+        plain = plain && to.plain;
+        power[j] = arith::pow2(to.plain ? to.shift : 0);
       }
     }
   }
 
-  /// Fills the tile with rows [i0, i0 + 256) and rotates it along them.
-  ORDO_FUNCTION void rotate(std::int64_t i0) {
-    const int count = static_cast<int>(m - i0 < rotation_block ? m - i0 : rotation_block);
-    for (int i = 0; i < count; ++i) {
-      const T* ORDO_RESTRICT source = in + (i0 + i) * columns;
-      std::int32_t* ORDO_RESTRICT line = tile + i * lanes;
+  /// Row `source` as aligned integers.
+  ORDO_FORCE_FUNCTION void read(const T* ORDO_RESTRICT source, integer* ORDO_RESTRICT line) const {
+    if constexpr (integers) {
+      for (int j = 0; j < used(); ++j) line[j] = source[j];
+    } else if (plain) {
       for (int j = 0; j < used(); ++j) {
-        if constexpr (integers) {
-          line[j] = source[j];
-        } else {
-          const float aligned = arith::mul(arith::mul(arith::to_f32(source[j]), low[j]), high[j]);
-          line[j] = arith::to_int(aligned, rotation_limit);
-        }
+        const float x = arith::from_bits(static_cast<std::uint32_t>(source[j].bits) << 16);
+        line[j] = nearest(arith::detail::mul_rn(x, power[j]));
       }
-      for (int j = used(); j < lanes; ++j) line[j] = 0;
+    } else {
+      for (int j = 0; j < used(); ++j) line[j] = alignment(largest[j])(arith::to_f32(source[j]));
     }
+    for (int j = used(); j < lanes; ++j) line[j] = 0;
+  }
+
+  /// Fills the tile with rows [i0, i0 + 256) and rotates it along them.
+  ORDO_FORCE_FUNCTION void rotate(std::int64_t i0) {
+    const int count = static_cast<int>(m - i0 < rotation_block ? m - i0 : rotation_block);
+    for (int i = 0; i < count; ++i) read(in + (i0 + i) * columns, tile + i * lanes);
     for (int i = count * lanes; i < rotation_block * lanes; ++i) tile[i] = 0;
     hadamard_columns<lanes>(tile);
   }
 
-  ORDO_FUNCTION void measure() {
-    alignas(64) std::int32_t highest[lanes] = {};
+  ORDO_FORCE_FUNCTION void measure() {
+    alignas(64) integer highest[lanes] = {};
     for (int i = 0; i < rotation_block; ++i) {
       for (int j = 0; j < lanes; ++j) {
-        const std::int32_t a = magnitude(tile[i * lanes + j]);
+        const integer r = tile[i * lanes + j], a = r < 0 ? static_cast<integer>(-r) : r;
         highest[j] = a > highest[j] ? a : highest[j];
       }
     }
@@ -188,23 +292,28 @@ struct column_slab {
   }
 
   /// Codes of the tile in the rotated order, to out[j][0 ... 256) with rows `stride` apart.
-  ORDO_FUNCTION void store(const float* ORDO_RESTRICT inverse, std::int8_t* out,
-                           std::int64_t stride) const {
-    alignas(64) std::int8_t coded[rotation_block * lanes];
-    for (int i = 0; i < rotation_block; ++i) {
-      for (int j = 0; j < lanes; ++j) {
-        coded[i * lanes + j] = to_code(arith::from_int(tile[i * lanes + j]), inverse[j]);
+  ORDO_FORCE_FUNCTION void store(const float* ORDO_RESTRICT inverse, std::int8_t* out,
+                                 std::int64_t stride) const {
+    for (int b = 0; b < 16; ++b) {
+      alignas(64) std::int8_t coded[16 * lanes], shuffled[16 * lanes];  // [a][j], in the end [j][a]
+      for (int a = 0; a < 16; ++a) {
+        const integer* ORDO_RESTRICT line = tile + (16 * a + b) * lanes;
+        for (int j = 0; j < lanes; ++j) {
+          coded[a * lanes + j] = rotated_code(line[j], inverse[j]);
+        }
       }
-    }
-    for (int j = 0; j < used(); ++j) {
-      std::int8_t* ORDO_RESTRICT target = out + j * stride;
-      for (int b = 0; b < 16; ++b) {
-        for (int a = 0; a < 16; ++a) target[16 * b + a] = coded[(16 * a + b) * lanes + j];
+      interleave<16 * lanes>(coded, shuffled);
+      interleave<16 * lanes>(shuffled, coded);
+      interleave<16 * lanes>(coded, shuffled);
+      interleave<16 * lanes>(shuffled, coded);
+      for (int j = 0; j < used(); ++j) {
+        std::int8_t* ORDO_RESTRICT target = out + j * stride + 16 * b;
+        for (int a = 0; a < 16; ++a) target[a] = coded[16 * j + a];
       }
     }
   }
 
-  ORDO_FUNCTION void run(std::int8_t* codes, std::int64_t stride, float* scale, float common) {
+  ORDO_FORCE_FUNCTION void run(std::int8_t* codes, std::int64_t stride, float* scale, float common) {
     align();
     for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
       rotate(i0);
@@ -217,7 +326,8 @@ struct column_slab {
       store(inverse, codes + i0, stride);
     }
     for (int j = 0; j < used(); ++j) {
-      scale[j] = arith::mul(rotated_scale(largest[j], top[j], shift[j]), common);
+      const int shift = integers ? 0 : alignment_shift(largest[j], rotation_limit);
+      scale[j] = arith::mul(rotated_scale(largest[j], top[j], shift), common);
     }
   }
 };
