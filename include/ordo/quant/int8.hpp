@@ -54,26 +54,35 @@ ORDO_FORCE_FUNCTION float step_of_sum(float sum, std::int64_t n) {
   return step < step_floor ? 0.0f : step;
 }
 
-/// Bits of the largest magnitude of `x`, as an integer maximum: order-free, and a NaN wins.
-/// Shape: x [rows, columns]; largest [rows].
-template <execution_space Space, class T>
-void row_largest_bits(const Space& space, matrix_view<const T, Space> x,
+/// Codes of n entries under one inverse step.
+ORDO_FORCE_FUNCTION void to_codes(const bf16* ORDO_RESTRICT x, float inverse,
+                                  std::int8_t* ORDO_RESTRICT codes, std::int64_t n) {
+  for (std::int64_t k = 0; k < n; ++k) codes[k] = to_code(arith::to_f32(x[k]), inverse);
+}
+
+/// Bits of the largest magnitude of n entries, as an integer maximum: order-free, and a NaN wins.
+ORDO_FORCE_FUNCTION std::uint32_t largest_bits(const bf16* ORDO_RESTRICT x, std::int64_t n) {
+  std::uint16_t top = 0;
+  for (std::int64_t k = 0; k < n; ++k) {
+    const std::uint16_t u = x[k].bits & 0x7fffu;
+    top = u > top ? u : top;
+  }
+  return arith::bits(arith::to_f32(bf16{top}));  // flushing the largest is flushing them all
+}
+
+/// The same of each row. Shape: x [rows, columns] bf16; largest [rows].
+template <execution_space Space>
+void row_largest_bits(const Space& space, matrix_view<const bf16, Space> x,
                       vector_view<std::uint32_t, Space> largest) {
   const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
-  const T* const data = x.data();
+  const bf16* const data = x.data();
   ordo::detail::for_blocks(space, "ordo::quant::row_largest_bits",
-                     static_cast<std::int64_t>(x.extent(0)), 16,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t m = begin; m < end; ++m) {
-                         const T* ORDO_RESTRICT row = data + m * columns;
-                         std::uint32_t top = 0;
-                         for (std::int64_t k = 0; k < columns; ++k) {
-                           const std::uint32_t u = arith::bits(arith::to_f32(row[k])) & 0x7fffffffu;
-                           top = u > top ? u : top;
-                         }
-                         largest[m] = top;
-                       }
-                     });
+                           static_cast<std::int64_t>(x.extent(0)), 16,
+                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t m = begin; m < end; ++m) {
+                               largest[m] = largest_bits(data + m * columns, columns);
+                             }
+                           });
 }
 
 /// Quantizes a whole tensor with one step from its largest magnitude.
@@ -94,7 +103,7 @@ void quantize_tensor(const Space& space, matrix_view<const bf16, Space> x,
           "x is " + shape(rows, columns) + " but codes are " +
               shape(codes.extent(0), codes.extent(1)) + " and scratch holds " +
               shape(scratch.extent(0)));
-  row_largest_bits<Space, bf16>(space, x, scratch);
+  row_largest_bits<Space>(space, x, scratch);
   ordo::detail::for_each(space, "ordo::quant::tensor_step", 1, KOKKOS_LAMBDA(std::int64_t) {
     std::uint32_t top = 0;
     for (std::int64_t m = 0; m < rows; ++m) top = scratch[m] > top ? scratch[m] : top;
@@ -104,12 +113,7 @@ void quantize_tensor(const Space& space, matrix_view<const bf16, Space> x,
   std::int8_t* const out = codes.data();
   ordo::detail::for_blocks(space, "ordo::quant::quantize_tensor", rows * columns, 1 << 14,
                      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       const float inverse = inverse_step(step[0]);
-                       const bf16* ORDO_RESTRICT source = in;
-                       std::int8_t* ORDO_RESTRICT target = out;
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         target[i] = to_code(arith::to_f32(source[i]), inverse);
-                       }
+                       to_codes(in + begin, inverse_step(step[0]), out + begin, end - begin);
                      });
 }
 
@@ -136,7 +140,6 @@ void quantize_rows(const Space& space, Order order, step_rule rule,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
         for (std::int64_t n = begin; n < end; ++n) {
           const bf16* ORDO_RESTRICT row = in + n * columns;
-          std::int8_t* ORDO_RESTRICT target = out + n * columns;
           float step;
           if (rule == step_rule::mean_magnitude) {
             step = step_of_sum(order::sum(order, columns,
@@ -145,18 +148,10 @@ void quantize_rows(const Space& space, Order order, step_rule rule,
                                           }),
                                columns);
           } else {
-            std::uint32_t top = 0;
-            for (std::int64_t k = 0; k < columns; ++k) {
-              const std::uint32_t u = arith::bits(arith::to_f32(row[k])) & 0x7fffffffu;
-              top = u > top ? u : top;
-            }
-            step = step_of_largest(arith::from_bits(top));
+            step = step_of_largest(arith::from_bits(largest_bits(row, columns)));
           }
           steps[n] = step;
-          const float inverse = inverse_step(step);
-          for (std::int64_t k = 0; k < columns; ++k) {
-            target[k] = to_code(arith::to_f32(row[k]), inverse);
-          }
+          to_codes(row, inverse_step(step), out + n * columns, columns);
         }
       });
 }

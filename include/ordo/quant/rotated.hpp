@@ -209,20 +209,13 @@ ORDO_FORCE_FUNCTION void interleave(const std::int8_t* ORDO_RESTRICT x,
   }
 }
 
-/// Columns of one work item, in a copy whose integers fit the narrowest type: 256 * 127 < 2^15.
-template <class T>
-struct slab_traits {
-  static constexpr bool integers = sizeof(T) == 1;
-  using integer = std::conditional_t<integers, std::int16_t, std::int32_t>;
-};
-
 /// `Width` neighbouring columns of x [m, columns] from column c0 on, as one work item rotates them;
 /// `Width` 0: fewer, at the right edge.
 template <class T, int Width>
 struct column_slab {
   static constexpr int lanes = 32;
-  static constexpr bool integers = slab_traits<T>::integers;
-  using integer = typename slab_traits<T>::integer;
+  static constexpr bool integers = sizeof(T) == 1;
+  using integer = std::conditional_t<integers, std::int16_t, std::int32_t>;  // 256 * 127 < 2^15
 
   const T* in;  ///< x[0][c0]
   std::int64_t m, columns;
@@ -238,15 +231,19 @@ struct column_slab {
 
   ORDO_FORCE_FUNCTION int used() const { return Width == lanes ? lanes : width; }
 
+  ORDO_FORCE_FUNCTION void larger_magnitudes(const T* ORDO_RESTRICT source,
+                                             std::uint16_t* ORDO_RESTRICT most) const {
+    for (int j = 0; j < used(); ++j) {
+      const std::uint16_t u = source[j].bits & 0x7fffu;
+      most[j] = u > most[j] ? u : most[j];
+    }
+  }
+
   ORDO_FORCE_FUNCTION void align() {
     if constexpr (!integers) {
       alignas(64) std::uint16_t most[lanes] = {};
       for (std::int64_t i = 0; i < m; ++i) {
-        const T* ORDO_RESTRICT source = in + i * columns;
-        for (int j = 0; j < used(); ++j) {
-          const std::uint16_t u = source[j].bits & 0x7fffu;
-          most[j] = u > most[j] ? u : most[j];
-        }
+        larger_magnitudes(in + i * columns, most);
       }
       for (int j = 0; j < lanes; ++j) {
         largest[j] = arith::bits(arith::to_f32(bf16{most[j]}));
@@ -294,6 +291,7 @@ struct column_slab {
   /// Codes of the tile in the rotated order, to out[j][0 ... 256) with rows `stride` apart.
   ORDO_FORCE_FUNCTION void store(const float* ORDO_RESTRICT inverse, std::int8_t* out,
                                  std::int64_t stride) const {
+    alignas(64) std::int8_t transposed[lanes * rotation_block];
     for (int b = 0; b < 16; ++b) {
       alignas(64) std::int8_t coded[16 * lanes], shuffled[16 * lanes];  // [a][j], in the end [j][a]
       for (int a = 0; a < 16; ++a) {
@@ -306,10 +304,14 @@ struct column_slab {
       interleave<16 * lanes>(shuffled, coded);
       interleave<16 * lanes>(coded, shuffled);
       interleave<16 * lanes>(shuffled, coded);
-      for (int j = 0; j < used(); ++j) {
-        std::int8_t* ORDO_RESTRICT target = out + j * stride + 16 * b;
+      for (int j = 0; j < lanes; ++j) {
+        std::int8_t* ORDO_RESTRICT target = transposed + j * rotation_block + 16 * b;
         for (int a = 0; a < 16; ++a) target[a] = coded[16 * j + a];
       }
+    }
+    for (int j = 0; j < used(); ++j) {
+      std::int8_t* ORDO_RESTRICT target = out + j * stride;
+      for (int i = 0; i < rotation_block; ++i) target[i] = transposed[j * rotation_block + i];
     }
   }
 
