@@ -74,7 +74,8 @@ struct numbers {
   /// Nearly normal: the sum of twelve uniform numbers, variance 1.
   float normal() {
     double sum = 0;
-    for (int i = 0; i < 12; ++i) sum += double{uniform()};
+    for (int i = 0; i < 12; ++i)
+      sum += double{uniform()};
     return static_cast<float>(sum * 0.5);
   }
 };
@@ -84,7 +85,8 @@ inline matrix<bf16> normal_bf16(std::size_t rows, std::size_t columns, std::uint
                                 float deviation = 1.0f) {
   matrix<bf16> out(rows, columns);
   numbers next{seed};
-  for (bf16& x : out.data) x = arith::to_bf16(next.normal() * deviation);
+  for (bf16& x : out.data)
+    x = arith::to_bf16(next.normal() * deviation);
   return out;
 }
 
@@ -106,21 +108,30 @@ inline matrix<bf16> wide_bf16(std::size_t rows, std::size_t columns, std::uint64
 inline matrix<std::int8_t> codes(std::size_t rows, std::size_t columns, std::uint64_t seed) {
   matrix<std::int8_t> out(rows, columns);
   numbers next{seed};
-  for (auto& x : out.data) x = static_cast<std::int8_t>(static_cast<int>(next() % 255) - 127);
+  for (auto& x : out.data)
+    x = static_cast<std::int8_t>(static_cast<int>(next() % 255) - 127);
   return out;
 }
 
 /// The bits of an entry; those of any NaN are 7fc00000.
-inline std::uint32_t bits_of(float x) { return arith::bits(arith::canonical(x)); }
-inline std::uint32_t bits_of(bf16 x) { return x.bits; }
-inline std::uint32_t bits_of(std::int8_t x) { return static_cast<std::uint8_t>(x); }
+inline std::uint32_t bits_of(float x) {
+  return arith::bits(arith::canonical(x));
+}
+inline std::uint32_t bits_of(bf16 x) {
+  return x.bits;
+}
+inline std::uint32_t bits_of(std::int8_t x) {
+  return static_cast<std::uint8_t>(x);
+}
 
 /// The first place where x and y differ in bits, or -1.
 template <class T>
 std::int64_t first_difference(const std::vector<T>& x, const std::vector<T>& y) {
-  if (x.size() != y.size()) return 0;
+  if (x.size() != y.size())
+    return 0;
   for (std::size_t i = 0; i < x.size(); ++i)
-    if (bits_of(x[i]) != bits_of(y[i])) return static_cast<std::int64_t>(i);
+    if (bits_of(x[i]) != bits_of(y[i]))
+      return static_cast<std::int64_t>(i);
   return -1;
 }
 
@@ -129,6 +140,8 @@ bool same(const matrix<T>& x, const matrix<T>& y) {
   return first_difference(x.data, y.data) < 0;
 }
 
-inline bf16 brain(float x) { return arith::to_bf16(x); }
+inline bf16 brain(float x) {
+  return arith::to_bf16(x);
+}
 
-}  // namespace ordo::test
+} // namespace ordo::test

@@ -37,7 +37,9 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float eps = 1e-5f;
 
-double wide(bf16 x) { return double{arith::to_f32(x)}; }
+double wide(bf16 x) {
+  return double{arith::to_f32(x)};
+}
 
 // RMSNorm
 
@@ -47,7 +49,7 @@ struct norm_results {
 };
 
 struct norm_case {
-  matrix<bf16> x, gain, dy, residual;  ///< residual may have no rows
+  matrix<bf16> x, gain, dy, residual; ///< residual may have no rows
   norm_case(std::size_t m, std::size_t d, std::uint64_t seed, bool with_residual = true)
       : x(normal_bf16(m, d, seed)), gain(normal_bf16(d, 1, seed + 1)),
         dy(normal_bf16(m, d, seed + 2, 0.01f)),
@@ -74,12 +76,12 @@ norm_results norm_definition(Order order, const norm_case& c) {
   norm_results r{matrix<bf16>(m, d), matrix<bf16>(m, d), matrix<float>(m), matrix<float>(d)};
   for (std::size_t i = 0; i < m; ++i) {
     const auto row = [&](const matrix<bf16>& x) { return x.span().subspan(i * d, d); };
-    r.inverse_rms(i) = reference::rms_norm(order, row(c.x), c.gain.span(), eps,
-                                           r.y.span().subspan(i * d, d));
-    reference::rms_norm_input_gradient(
-        order, row(c.dy), row(c.x), c.gain.span(), r.inverse_rms(i),
-        c.residual.rows > 0 ? row(c.residual) : std::span<const bf16>(),
-        r.dx.span().subspan(i * d, d));
+    r.inverse_rms(i) =
+        reference::rms_norm(order, row(c.x), c.gain.span(), eps, r.y.span().subspan(i * d, d));
+    reference::rms_norm_input_gradient(order, row(c.dy), row(c.x), c.gain.span(), r.inverse_rms(i),
+                                       c.residual.rows > 0 ? row(c.residual)
+                                                           : std::span<const bf16>(),
+                                       r.dx.span().subspan(i * d, d));
   }
   reference::rms_norm_gain_gradient(m, d, c.dy.span(), c.x.span(), r.inverse_rms.span(),
                                     r.dgain.span());
@@ -101,11 +103,14 @@ TEST_CASE_TEMPLATE("rms_norm equals its definition", Space, ORDO_TEST_SPACES) {
     compare(run_norm<Space>(sequential, c), norm_definition(sequential, c));
   };
   for (const std::size_t d : {1u, 31u, 32u, 33u, 63u, 64u, 65u})
-    for (const std::size_t m : {0u, 1u, 7u, 8u, 9u}) all(norm_case(m, d, 100 * d + m, m != 8));
-  for (const std::size_t m : {255u, 256u, 257u, 511u, 513u, 769u}) all(norm_case(m, 5, m));
+    for (const std::size_t m : {0u, 1u, 7u, 8u, 9u})
+      all(norm_case(m, d, 100 * d + m, m != 8));
+  for (const std::size_t m : {255u, 256u, 257u, 511u, 513u, 769u})
+    all(norm_case(m, 5, m));
   norm_case odd(12, 40, 1);
-  odd.x = wide_bf16(12, 40, 2, -126, 127);  // squares overflow and vanish
-  for (std::size_t j = 0; j < 40; ++j) odd.x(3, j) = bf16{0};
+  odd.x = wide_bf16(12, 40, 2, -126, 127); // squares overflow and vanish
+  for (std::size_t j = 0; j < 40; ++j)
+    odd.x(3, j) = bf16{0};
   odd.x(4, 4) = brain(nan);
   odd.x(5, 5) = brain(infinity);
   all(odd);
@@ -174,7 +179,8 @@ TEST_CASE("the gradients of rms_norm against binary64") {
       dgain[j] += wide(c.dy(i, j)) * wide(c.x(i, j)) * inverse;
     }
   }
-  for (std::size_t j = 0; j < 50; ++j) CHECK(std::abs(double{r.dgain(j)} - dgain[j]) < 1e-7);
+  for (std::size_t j = 0; j < 50; ++j)
+    CHECK(std::abs(double{r.dgain(j)} - dgain[j]) < 1e-7);
 }
 
 TEST_CASE("rms_norm: another order gives other bits") {
@@ -186,9 +192,9 @@ TEST_CASE("rms_norm: another order gives other bits") {
   matrix<float> whole(70);
   for (std::size_t i = 0; i < 600; ++i)
     for (std::size_t j = 0; j < 70; ++j)
-      whole(j) = arith::add(whole(j), arith::mul(arith::to_f32(c.dy(i, j)),
-                                                 arith::mul(arith::to_f32(c.x(i, j)),
-                                                            a.inverse_rms(i))));
+      whole(j) =
+          arith::add(whole(j), arith::mul(arith::to_f32(c.dy(i, j)),
+                                          arith::mul(arith::to_f32(c.x(i, j)), a.inverse_rms(i))));
   CHECK(!same(a.dgain, whole));
 }
 
@@ -216,7 +222,7 @@ TEST_CASE_TEMPLATE("swiglu equals its definition", Space, ORDO_TEST_SPACES) {
     for (const std::size_t m : {0u, 1u, 3u, 4u, 5u})
       all(normal_bf16(m, 2 * f, f + m, 3.0f), normal_bf16(m, f, f + m + 1));
   all(wide_bf16(50, 80, 1, -126, 127), wide_bf16(50, 40, 2, -126, 127));
-  matrix<bf16> every(256, 512);  // each bf16 as a gate, NaN and infinities included
+  matrix<bf16> every(256, 512); // each bf16 as a gate, NaN and infinities included
   for (std::size_t u = 0; u < 0x10000; ++u) {
     every(u / 256, u % 256) = bf16{static_cast<std::uint16_t>(u)};
     every(u / 256, 256 + u % 256) = brain(u % 2 == 0 ? 1.0f : -0.37f);
@@ -263,7 +269,8 @@ TEST_CASE_TEMPLATE("residual_add and transpose", Space, ORDO_TEST_SPACES) {
       ordo::nn::transpose<bf16>(Space(), read<Space>(x), y.in<Space>());
       bool right = true;
       for (std::size_t i = 0; i < rows; ++i)
-        for (std::size_t j = 0; j < columns; ++j) right = right && x(i, j) == y(j, i);
+        for (std::size_t j = 0; j < columns; ++j)
+          right = right && x(i, j) == y(j, i);
       CHECK(right);
     }
 }
@@ -276,9 +283,10 @@ matrix<float> embedding_gradient(const std::vector<std::uint32_t>& ids, const ma
   ordo::nn::embedding_positions<Space> positions(static_cast<std::int64_t>(ids.size()),
                                                  static_cast<std::int64_t>(v));
   matrix<float> dtable(v, dy.columns);
-  for (float& x : dtable.data) x = 7.0f;  // overwritten
+  for (float& x : dtable.data)
+    x = 7.0f; // overwritten
   positions.assign(ids);
-  positions.assign(ids);  // a second micro-batch in the same memory
+  positions.assign(ids); // a second micro-batch in the same memory
   ordo::nn::embedding_backward(Space(), ordo::order::Sequential(), read<Space>(dy), positions,
                                dtable.in<Space>());
   return dtable;
@@ -298,18 +306,20 @@ TEST_CASE_TEMPLATE("embedding and its gradient", Space, ORDO_TEST_SPACES) {
     ordo::nn::embedding(Space(), read_line<Space>(id_line), read<Space>(table), y.in<Space>());
     bool right = true;
     for (std::size_t i = 0; i < ids.size(); ++i)
-      for (std::size_t j = 0; j < d; ++j) right = right && y(i, j) == table(ids[i], j);
+      for (std::size_t j = 0; j < d; ++j)
+        right = right && y(i, j) == table(ids[i], j);
     CHECK(right);
   };
   numbers next{1};
   for (const std::size_t d : {1u, 63u, 64u, 65u, 128u, 129u}) {
     for (const std::size_t m : {0u, 1u, 31u, 32u, 33u, 200u}) {
       std::vector<std::uint32_t> ids(m);
-      for (auto& id : ids) id = next() % 11;
+      for (auto& id : ids)
+        id = next() % 11;
       check(ids, 11, d);
     }
   }
-  check(std::vector<std::uint32_t>(4096, 2), 4, 65);  // all 4,096 ids the same
+  check(std::vector<std::uint32_t>(4096, 2), 4, 65); // all 4,096 ids the same
   check({65536, 128255, 0, 65536, 128255, 128255}, 128256, 2);
   const std::vector<std::uint32_t> outside = {0, 1, 4, 2};
   CHECK_THROWS_WITH_AS(embedding_gradient<Space>(outside, matrix<bf16>(4, 2), 4),
@@ -321,7 +331,8 @@ TEST_CASE_TEMPLATE("embedding and its gradient", Space, ORDO_TEST_SPACES) {
 TEST_CASE("the embedding's gradient depends on the order of positions") {
   matrix<bf16> dy(4, 1);
   const float values[] = {1e8f, 1.0f, -1e8f, 1.0f};
-  for (std::size_t i = 0; i < 4; ++i) dy(i) = brain(values[i]);
+  for (std::size_t i = 0; i < 4; ++i)
+    dy(i) = brain(values[i]);
   CHECK(embedding_gradient<host>({1, 1, 1, 1}, dy, 2)(1) == 1.0f);
   CHECK(embedding_gradient<host>({1, 1, 1, 1}, dy, 2)(0) == 0.0f);
   std::swap(dy.data[1], dy.data[2]);
@@ -369,17 +380,19 @@ TEST_CASE_TEMPLATE("adamw equals its definition", Space, ORDO_TEST_SPACES) {
       for (int t = 1; t <= 3; ++t) {
         const auto s = scalars_of_update(t);
         matrix<float> grad(n);
-        for (float& g : grad.data) g = next.normal() * 1e-3f;
+        for (float& g : grad.data)
+          g = next.normal() * 1e-3f;
         if (n > 15) {
           grad(3) = 0.0f, grad(5) = 1e20f, grad(7) = 1e-38f, grad(9) = -0.0f;
-          if (t == 3) grad(11) = infinity, grad(13) = nan;
+          if (t == 3)
+            grad(11) = infinity, grad(13) = nan;
         }
         update<Space>(s, grad, state);
         for (std::size_t i = 0; i < n; ++i) {
-          const float p =
-              mastered ? expected.master(i) : arith::to_f32(expected.parameter(i));
+          const float p = mastered ? expected.master(i) : arith::to_f32(expected.parameter(i));
           const auto e = reference::adamw(s, {p, expected.first(i), expected.second(i)}, grad(i));
-          if (mastered) expected.master(i) = e.parameter;
+          if (mastered)
+            expected.master(i) = e.parameter;
           expected.parameter(i) = brain(e.parameter);
           expected.first(i) = e.first;
           expected.second(i) = e.second;
@@ -403,12 +416,14 @@ TEST_CASE("adamw, worked by hand") {
     matrix<float> grad(1);
     grad(0) = 0.5f;
     auto s = scalars_of_update(1);
-    if (!decays) s.weight_decay = 0.0f;
+    if (!decays)
+      s.weight_decay = 0.0f;
     update<host>(s, grad, state);
     CHECK(state.master(0) == doctest::Approx(decays ? 0.99956 : 0.9996).epsilon(1e-7));
     CHECK(state.first(0) == doctest::Approx(0.0375).epsilon(1e-6));
     CHECK(state.second(0) == doctest::Approx(0.00703125).epsilon(1e-6));
-    CHECK(state.parameter(0) == brain(1.0f));  // 4e-4 is less than half a bf16 step: the master keeps it
+    CHECK(state.parameter(0) ==
+          brain(1.0f)); // 4e-4 is less than half a bf16 step: the master keeps it
   }
   // Without gradient and moments only the decay remains; without the decay nothing.
   adamw_state still{matrix<bf16>(1), matrix<float>(0), matrix<float>(1), matrix<float>(1)};
@@ -449,7 +464,8 @@ TEST_CASE("adamw against binary64") {
 template <class Space>
 ordo::comm::gradient_vector<Space> on(const std::vector<float>& values) {
   ordo::comm::gradient_vector<Space> view("test::rank", values.size());
-  for (std::size_t i = 0; i < values.size(); ++i) view(i) = values[i];
+  for (std::size_t i = 0; i < values.size(); ++i)
+    view(i) = values[i];
   return view;
 }
 
@@ -464,7 +480,8 @@ std::vector<float> fold(const std::vector<std::vector<float>>& ranks, std::size_
   }
   const auto [sum, free] = tree.finish(Space());
   CHECK(released + free.size() + 1 == pushed);
-  if (held != nullptr) *held = most;
+  if (held != nullptr)
+    *held = most;
   return {sum.data(), sum.data() + sum.size()};
 }
 
@@ -473,7 +490,8 @@ TEST_CASE_TEMPLATE("tree_fold equals order::Tree over ranks", Space, ORDO_TEST_S
     std::vector<std::vector<float>> ranks(count, std::vector<float>(n));
     numbers next{count * 1000 + n};
     for (auto& rank : ranks)
-      for (float& x : rank) x = next.normal();
+      for (float& x : rank)
+        x = next.normal();
     return ranks;
   };
   for (const std::size_t count : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 16u, 48u})
@@ -507,11 +525,12 @@ TEST_CASE("tree_fold, worked by hand") {
   const float x[] = {1e8f, 1.0f, -1e8f, 1.0f, 0x1p-20f, -3.0f, 1e7f};
   const auto folded = [&](std::size_t count) {
     std::vector<std::vector<float>> ranks;
-    for (std::size_t i = 0; i < count; ++i) ranks.push_back({x[i]});
+    for (std::size_t i = 0; i < count; ++i)
+      ranks.push_back({x[i]});
     return fold<host>(ranks)[0];
   };
   const float four = add(add(x[0], x[1]), add(x[2], x[3]));
-  CHECK(four == 0.0f);  // not 1 (in turn) and not 2 (exactly)
+  CHECK(four == 0.0f); // not 1 (in turn) and not 2 (exactly)
   CHECK(folded(1) == x[0]);
   CHECK(folded(2) == add(x[0], x[1]));
   CHECK(folded(3) == add(add(x[0], x[1]), x[2]));
@@ -519,7 +538,7 @@ TEST_CASE("tree_fold, worked by hand") {
   CHECK(folded(5) == add(four, x[4]));
   CHECK(folded(6) == add(four, add(x[4], x[5])));
   CHECK(folded(7) == add(add(four, add(x[4], x[5])), x[6]));
-  CHECK(bits_of(fold<host>({{-0.0f}})[0]) == 0x80000000u);  // no initial +0
+  CHECK(bits_of(fold<host>({{-0.0f}})[0]) == 0x80000000u); // no initial +0
   // The mean of five sixths: times the reciprocal, not divided.
   auto sum = on<host>({5.0f});
   ordo::comm::scale<host>(host(), sum, arith::div(1.0f, 6.0f));
@@ -527,4 +546,4 @@ TEST_CASE("tree_fold, worked by hand") {
   CHECK(bits_of(5.0f / 6.0f) == 0x3f555555u);
 }
 
-}  // namespace
+} // namespace

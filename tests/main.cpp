@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Every test program's main function: Kokkos starts before the first test and stops after the last.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

@@ -37,7 +37,8 @@ constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 matrix<bf16> row_of(std::initializer_list<float> entries) {
   matrix<bf16> out(1, entries.size());
   std::size_t i = 0;
-  for (const float x : entries) out.data[i++] = brain(x);
+  for (const float x : entries)
+    out.data[i++] = brain(x);
   return out;
 }
 
@@ -50,8 +51,8 @@ template <class Space>
 quantized tensor_codes(const matrix<bf16>& x) {
   quantized q{matrix<std::int8_t>(x.rows, x.columns), matrix<float>(1)};
   matrix<std::uint32_t> scratch(x.rows);
-  ordo::quant::quantize_tensor(Space(), read<Space>(x), q.codes.in<Space>(),
-                               q.steps.line<Space>(), scratch.line<Space>());
+  ordo::quant::quantize_tensor(Space(), read<Space>(x), q.codes.in<Space>(), q.steps.line<Space>(),
+                               scratch.line<Space>());
   return q;
 }
 
@@ -90,7 +91,7 @@ TEST_CASE_TEMPLATE("quantizers equal their definition", Space, ORDO_TEST_SPACES)
   for (const std::size_t columns : {0u, 1u, 2u, 31u, 32u, 33u, 63u, 65u, 255u, 256u, 257u})
     for (const std::size_t rows : {0u, 1u, 7u, 8u, 9u, 17u})
       compare_quantizers<Space>(normal_bf16(rows, columns, 7 * rows + columns + 1));
-  compare_quantizers<Space>(normal_bf16(3, 16385, 1));  // beyond one block of the tensor pass
+  compare_quantizers<Space>(normal_bf16(3, 16385, 1)); // beyond one block of the tensor pass
   compare_quantizers<Space>(wide_bf16(40, 130, 2, -126, 127));
   compare_quantizers<Space>(wide_bf16(40, 130, 3, -126, -90));
 }
@@ -113,26 +114,29 @@ TEST_CASE_TEMPLATE("quantized numbers, worked by hand", Space, ORDO_TEST_SPACES)
   const quantized clipped = row_codes<Space>(order, step_rule::mean_magnitude, spread);
   CHECK(clipped.codes(0, 0) == 127);
   CHECK(clipped.codes(0, 1) == -127);
-  CHECK(clipped.codes(0, 2) == 1);  // step 0.1775 * 2001/256 = 1.387
+  CHECK(clipped.codes(0, 2) == 1); // step 0.1775 * 2001/256 = 1.387
   CHECK(std::abs(clipped.steps(0) - 1.38719f) < 1e-4f);
   // Zero rows, one zero row among others, rows below the floor.
   matrix<bf16> rows(4, 3);
   rows(1, 0) = brain(2.0f);
   rows(1, 2) = brain(-1.0f);
-  for (std::size_t j = 0; j < 3; ++j) rows(2, j) = bf16{0x0001};  // subnormal: flushed
-  for (std::size_t j = 0; j < 3; ++j) rows(3, j) = brain(0x1p-110f);
+  for (std::size_t j = 0; j < 3; ++j)
+    rows(2, j) = bf16{0x0001}; // subnormal: flushed
+  for (std::size_t j = 0; j < 3; ++j)
+    rows(3, j) = brain(0x1p-110f);
   for (const step_rule rule : {largest, step_rule::mean_magnitude}) {
     const quantized q = row_codes<Space>(order, rule, rows);
     for (const std::size_t row : {0u, 2u, 3u}) {
       CHECK(bits_of(q.steps(row)) == 0);
-      for (std::size_t j = 0; j < 3; ++j) CHECK(q.codes(row, j) == 0);
+      for (std::size_t j = 0; j < 3; ++j)
+        CHECK(q.codes(row, j) == 0);
     }
     CHECK(q.steps(1) > 0.0f);
     CHECK(q.codes(1, 0) > 0);
   }
   const quantized two = row_codes<Space>(order, largest, rows);
   CHECK(two.codes(1, 0) == 127);
-  CHECK(two.codes(1, 2) == -64);  // 63.5 or a hair above, away from the even 64 never
+  CHECK(two.codes(1, 2) == -64); // 63.5 or a hair above, away from the even 64 never
   // The floor itself: 127 * 2^-100 has step 2^-100, its predecessor none.
   CHECK(ordo::quant::step_of_largest(127.0f * 0x1p-100f) == 0x1p-100f);
   CHECK(ordo::quant::step_of_largest(126.5f * 0x1p-100f) == 0.0f);
@@ -175,7 +179,8 @@ void compare_rotations(const matrix<bf16>& x) {
   {
     matrix<float> factor(x.columns);
     numbers next{x.columns + 3};
-    for (float& f : factor.data) f = next.normal() * 0.01f;
+    for (float& f : factor.data)
+      f = next.normal() * 0.01f;
     matrix<std::int8_t> found(x.rows, padded(x.columns));
     matrix<float> scale(x.rows), expected_scale(x.rows);
     ordo::quant::rotate_rows(Space(), read<Space>(x), read_line<Space>(factor), found.in<Space>(),
@@ -197,8 +202,7 @@ void compare_rotations(const matrix<bf16>& x) {
   step(0) = 0.037f;
   ordo::quant::rotate_columns<std::int8_t>(Space(), read<Space>(integers), read_line<Space>(step),
                                            found.in<Space>(), scale.line<Space>());
-  const auto rotated =
-      reference::rotate_code_columns(x.rows, x.columns, integers.span(), step(0));
+  const auto rotated = reference::rotate_code_columns(x.rows, x.columns, integers.span(), step(0));
   CHECK(first_difference(found.data, rotated.codes) == -1);
   CHECK(first_difference(scale.data, rotated.scale) == -1);
 }
@@ -213,9 +217,14 @@ TEST_CASE_TEMPLATE("rotated operands equal their definition", Space, ORDO_TEST_S
   compare_rotations<Space>(wide_bf16(9, 300, 1, -126, -100));
   compare_rotations<Space>(wide_bf16(300, 9, 2, -126, 127));
   compare_rotations<Space>(wide_bf16(300, 9, 3, -20, 20));
-  compare_rotations<Space>(normal_bf16(2, 4095, 4));  // around the longest row kept whole
-  compare_rotations<Space>(normal_bf16(2, 4097, 5));
-  compare_rotations<Space>(normal_bf16(4097, 2, 6));
+  for (const std::size_t n : {4095u, 4096u, 4097u}) // around the longest row kept whole
+    compare_rotations<Space>(normal_bf16(1, n, n));
+  compare_rotations<Space>(normal_bf16(4097, 1, 6));
+  // Magnitudes around those whose alignment needs flushes or clamps.
+  for (int e = -95; e <= -78; ++e)
+    compare_rotations<Space>(wide_bf16(3, 40, 1, e - 30, e));
+  for (int e = 110; e <= 127; ++e)
+    compare_rotations<Space>(wide_bf16(40, 3, 2, e - 30, e));
 }
 
 TEST_CASE_TEMPLATE("non-finite entries mark their row or column", Space, ORDO_TEST_SPACES) {
@@ -235,7 +244,8 @@ TEST_CASE_TEMPLATE("non-finite entries mark their row or column", Space, ORDO_TE
 TEST_CASE("H H is 256 I, exactly") {
   numbers next{5};
   std::vector<std::int32_t> x(256), in(256), once(256), back(256);
-  for (auto& entry : x) entry = static_cast<std::int32_t>(next() % 65535) - 32767;
+  for (auto& entry : x)
+    entry = static_cast<std::int32_t>(next() % 65535) - 32767;
   // Two rotations: undo the transposed order in between, and at the end.
   const auto rotate = [](std::vector<std::int32_t> from, std::vector<std::int32_t>& to) {
     std::vector<std::int32_t> transposed(256);
@@ -246,9 +256,11 @@ TEST_CASE("H H is 256 I, exactly") {
   };
   rotate(x, once);
   rotate(once, back);
-  for (std::size_t i = 0; i < 256; ++i) CHECK(back[i] == 256 * x[i]);
+  for (std::size_t i = 0; i < 256; ++i)
+    CHECK(back[i] == 256 * x[i]);
   const auto defined = reference::hadamard(x);
-  for (std::size_t i = 0; i < 256; ++i) CHECK(once[i] == defined[i]);
+  for (std::size_t i = 0; i < 256; ++i)
+    CHECK(once[i] == defined[i]);
   // The extremes: one entry of H x takes all of them.
   std::fill(in.begin(), in.end(), -32767);
   rotate(in, once);
@@ -257,9 +269,11 @@ TEST_CASE("H H is 256 I, exactly") {
   // Columns, natural order.
   std::vector<std::int32_t> tile(256 * 4);
   for (std::size_t i = 0; i < 256; ++i)
-    for (std::size_t j = 0; j < 4; ++j) tile[4 * i + j] = x[(i + j) % 256];
+    for (std::size_t j = 0; j < 4; ++j)
+      tile[4 * i + j] = x[(i + j) % 256];
   ordo::quant::hadamard_columns<4>(tile.data());
-  for (std::size_t i = 0; i < 256; ++i) CHECK(tile[4 * i] == defined[i]);
+  for (std::size_t i = 0; i < 256; ++i)
+    CHECK(tile[4 * i] == defined[i]);
 }
 
 /// What a linear layer makes of one set of inputs.
@@ -307,22 +321,24 @@ layer_results int8_definition(step_rule rule, const layer_case& c) {
 matrix<bf16> transposed(const matrix<bf16>& x) {
   matrix<bf16> y(x.columns, x.rows);
   for (std::size_t i = 0; i < x.rows; ++i)
-    for (std::size_t j = 0; j < x.columns; ++j) y(j, i) = x(i, j);
+    for (std::size_t j = 0; j < x.columns; ++j)
+      y(j, i) = x(i, j);
   return y;
 }
 
 /// a b^T, every entry one sum in Lanes<16>.
 matrix<float> binary32_product(const matrix<bf16>& a, const matrix<bf16>& b) {
   matrix<float> c(a.rows, b.rows);
-  reference::gemm_f32<bf16, bf16>(16, static_cast<std::int64_t>(a.rows),
-                                  static_cast<std::int64_t>(b.rows),
-                                  static_cast<std::int64_t>(a.columns), a.span(), b.span(), c.span());
+  reference::gemm_f32<bf16, bf16>(
+      16, static_cast<std::int64_t>(a.rows), static_cast<std::int64_t>(b.rows),
+      static_cast<std::int64_t>(a.columns), a.span(), b.span(), c.span());
   return c;
 }
 
 matrix<bf16> rounded(const matrix<float>& x) {
   matrix<bf16> y(x.rows, x.columns);
-  for (std::size_t i = 0; i < x.data.size(); ++i) y.data[i] = brain(x.data[i]);
+  for (std::size_t i = 0; i < x.data.size(); ++i)
+    y.data[i] = brain(x.data[i]);
   return y;
 }
 
@@ -358,11 +374,14 @@ TEST_CASE_TEMPLATE("linear layers equal their definition", Space, ORDO_TEST_SPAC
   all(layer_case(3, 0, 5, 1));
   all(layer_case(3, 5, 0, 1));
   layer_case zeros(4, 3, 5, 1);
-  for (bf16& x : zeros.x.data) x = brain(0.0f);
-  for (std::size_t j = 0; j < 5; ++j) zeros.w(1, j) = brain(0.0f);
+  for (bf16& x : zeros.x.data)
+    x = brain(0.0f);
+  for (std::size_t j = 0; j < 5; ++j)
+    zeros.w(1, j) = brain(0.0f);
   all(zeros);
   layer_case outliers(40, 9, 70, 2);
-  for (std::size_t i = 0; i < 9; ++i) outliers.w(i, 3 * i) = brain(1.0f);
+  for (std::size_t i = 0; i < 9; ++i)
+    outliers.w(i, 3 * i) = brain(1.0f);
   all(outliers);
 }
 
@@ -370,7 +389,8 @@ TEST_CASE_TEMPLATE("damage shows in every product", Space, ORDO_TEST_SPACES) {
   const auto int8 = ordo::nn::linear_kind::int8;
   const auto all_nan = [](const auto& values) {
     for (const auto& v : values) {
-      if (bits_of(v) != (sizeof(v) == 2 ? 0x7fc0u : arith::canonical_nan)) return false;
+      if (bits_of(v) != (sizeof(v) == 2 ? 0x7fc0u : arith::canonical_nan))
+        return false;
     }
     return true;
   };
@@ -388,7 +408,8 @@ TEST_CASE_TEMPLATE("damage shows in every product", Space, ORDO_TEST_SPACES) {
       c.w(2, 7) = brain(damage);
       r = run_layer<Space>(int8, rule, c);
       compare(r, int8_definition(rule, c));
-      for (std::size_t i = 0; i < 9; ++i) CHECK(bits_of(r.y(i, 2)) == 0x7fc0u);
+      for (std::size_t i = 0; i < 9; ++i)
+        CHECK(bits_of(r.y(i, 2)) == 0x7fc0u);
       CHECK(bits_of(r.y(0, 1)) != 0x7fc0u);
       CHECK(all_nan(r.dx.data));
     }
@@ -409,18 +430,22 @@ TEST_CASE_TEMPLATE("rotation cancels where the codes are exact", Space, ORDO_TES
   // dy is one token's unit vector: its rotated column is +-2^14 everywhere, codes +-127 exactly,
   // and the products sum 256 * 127 * code(x): the code of x comes back to within the coding of H x.
   layer_case c(256, 2, 3, 1);
-  for (bf16& v : c.dy.data) v = brain(0.0f);
-  for (bf16& v : c.x.data) v = brain(0.0f);
-  for (bf16& v : c.w.data) v = brain(0.01f);
+  for (bf16& v : c.dy.data)
+    v = brain(0.0f);
+  for (bf16& v : c.x.data)
+    v = brain(0.0f);
+  for (bf16& v : c.w.data)
+    v = brain(0.01f);
   c.dy(17, 0) = brain(1.0f);
   c.dy(200, 1) = brain(-0.5f);
-  c.x(17, 0) = brain(127.0f);   // x's column 0 is a unit vector too: everything is exact
+  c.x(17, 0) = brain(127.0f); // x's column 0 is a unit vector too: everything is exact
   c.x(200, 1) = brain(127.0f);
-  c.x(5, 2) = brain(127.0f);    // orthogonal to both
+  c.x(5, 2) = brain(127.0f); // orthogonal to both
   const layer_results r =
       run_layer<Space>(ordo::nn::linear_kind::int8, step_rule::largest_magnitude, c);
   const float expected[] = {127.0f, 0.0f, 0.0f, 0.0f, -63.5f, 0.0f};
-  for (std::size_t i = 0; i < 6; ++i) CHECK(std::abs(r.dw.data[i] - expected[i]) <= 2e-5f);
+  for (std::size_t i = 0; i < 6; ++i)
+    CHECK(std::abs(r.dw.data[i] - expected[i]) <= 2e-5f);
   CHECK(r.dw(0, 1) == 0.0f);
   CHECK(r.dw(0, 2) == 0.0f);
   CHECK(r.dw(1, 0) == 0.0f);
@@ -475,7 +500,8 @@ double weight_gradient_error(const layer_case& c, const matrix<float>& dw, float
       double exact = 0;
       for (std::size_t t = 0; t < c.x.rows; ++t) {
         double x = arith::to_f32(c.x(t, j));
-        if (step != 0.0f) x = step * std::nearbyint(x / step);
+        if (step != 0.0f)
+          x = step * std::nearbyint(x / step);
         exact += double{arith::to_f32(c.dy(t, i))} * x;
       }
       difference += (dw(i, j) - exact) * (dw(i, j) - exact);
@@ -494,8 +520,7 @@ matrix<float> unrotated_gradient(const layer_case& c) {
                            dy.columns, dy.span(), a.span(), steps.span());
   reference::quantize_rows(ordo::order::Sequential(), step_rule::largest_magnitude, x.rows,
                            x.columns, x.span(), b.span(), steps_x.span());
-  const auto products =
-      reference::products(a.rows, b.rows, a.columns, a.span(), b.span());
+  const auto products = reference::products(a.rows, b.rows, a.columns, a.span(), b.span());
   for (std::size_t i = 0; i < dw.data.size(); ++i)
     dw.data[i] = static_cast<float>(products[i]) * (steps(i / b.rows) * steps_x(i % b.rows));
   return dw;
@@ -516,9 +541,13 @@ TEST_CASE("the rotation brings the weight gradient's error from 5% to about 1%")
   CHECK(of_codes < 0.012);
   CHECK(even > 0.012);
   CHECK(even < 0.016);
+  const double even_plain = weight_gradient_error(gaussian, unrotated_gradient(gaussian));
+  CHECK(even_plain > 0.009);
+  CHECK(even_plain < 0.013);
   // In each column of dy one token in 1,024 at thirty deviations.
   layer_case outliers(1024, 48, 48, 12);
-  for (std::size_t i = 0; i < 48; ++i) outliers.dy(37 * i % 1024, i) = brain(3e-3f);
+  for (std::size_t i = 0; i < 48; ++i)
+    outliers.dy(37 * i % 1024, i) = brain(3e-3f);
   const double rotated = weight_gradient_error(outliers, gradient(outliers));
   const double plain = weight_gradient_error(outliers, unrotated_gradient(outliers));
   INFO("Gaussian " << of_codes << " and " << even << "; outliers " << rotated << ", unrotated "
@@ -530,10 +559,11 @@ TEST_CASE("the rotation brings the weight gradient's error from 5% to about 1%")
 TEST_CASE("a different order or rotation changes bits") {
   using space = Kokkos::DefaultHostExecutionSpace;
   const matrix<bf16> w = normal_bf16(64, 1000, 4);
-  const auto lanes =
-      row_codes<space>(ordo::order::Lanes<32>(), step_rule::mean_magnitude, w).steps;
-  CHECK(!same(lanes, row_codes<space>(ordo::order::Sequential(), step_rule::mean_magnitude, w).steps));
-  CHECK(!same(lanes, row_codes<space>(ordo::order::Lanes<16>(), step_rule::mean_magnitude, w).steps));
+  const auto lanes = row_codes<space>(ordo::order::Lanes<32>(), step_rule::mean_magnitude, w).steps;
+  CHECK(!same(lanes,
+              row_codes<space>(ordo::order::Sequential(), step_rule::mean_magnitude, w).steps));
+  CHECK(
+      !same(lanes, row_codes<space>(ordo::order::Lanes<16>(), step_rule::mean_magnitude, w).steps));
   // Tokens moved by one place are rotated differently: the exact product would not change.
   layer_case c(256, 4, 8, 5);
   const matrix<float> dw =
@@ -550,12 +580,11 @@ TEST_CASE("shapes that disagree are refused") {
   const matrix<bf16> x(4, 300);
   matrix<std::int8_t> narrow(4, 300);
   matrix<float> scale(4), factor(300);
-  CHECK_THROWS_WITH_AS(
-      ordo::quant::rotate_rows(space(), read<space>(x), read_line<space>(factor),
-                               narrow.in<space>(), scale.line<space>()),
-      doctest::Contains("rotated_length(n)"), ordo::error);
-  CHECK_THROWS_AS(ordo::quant::rotate_columns<bf16>(space(), read<space>(x), {},
-                                                    narrow.in<space>(), scale.line<space>()),
+  CHECK_THROWS_WITH_AS(ordo::quant::rotate_rows(space(), read<space>(x), read_line<space>(factor),
+                                                narrow.in<space>(), scale.line<space>()),
+                       doctest::Contains("rotated_length(n)"), ordo::error);
+  CHECK_THROWS_AS(ordo::quant::rotate_columns<bf16>(space(), read<space>(x), {}, narrow.in<space>(),
+                                                    scale.line<space>()),
                   ordo::error);
   const layer_case c(4, 6, 8, 1);
   ordo::nn::linear_layer<space> layer(ordo::nn::linear_kind::int8, step_rule::mean_magnitude, 6, 8);
@@ -566,13 +595,13 @@ TEST_CASE("shapes that disagree are refused") {
   matrix<float> dw(5, 8);
   CHECK_THROWS_AS(layer.forward(space(), read<space>(c.x), kept, y.in<space>(), scratch),
                   ordo::error);
-  CHECK_THROWS_AS(layer.backward(space(), read<space>(c.dy), kept, dx.in<space>(),
-                                 dw.in<space>(), scratch),
-                  ordo::error);
+  CHECK_THROWS_AS(
+      layer.backward(space(), read<space>(c.dy), kept, dx.in<space>(), dw.in<space>(), scratch),
+      ordo::error);
   matrix<bf16> right(4, 8);
-  CHECK_THROWS_AS(layer.backward(space(), read<space>(c.dy), kept, right.in<space>(),
-                                 dw.in<space>(), scratch),
-                  ordo::error);
+  CHECK_THROWS_AS(
+      layer.backward(space(), read<space>(c.dy), kept, right.in<space>(), dw.in<space>(), scratch),
+      ordo::error);
 }
 
-}  // namespace
+} // namespace

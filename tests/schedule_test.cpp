@@ -65,7 +65,9 @@ pairs published_pairs() {
           {"run.checkpoint_every", "1000"}};
 }
 
-run_config published() { return parse_config(published_pairs(), "published"); }
+run_config published() {
+  return parse_config(published_pairs(), "published");
+}
 
 /// The published run with one key changed or added.
 run_config with(const std::string& key, const std::string& text) {
@@ -82,7 +84,8 @@ pairs read_ini(const std::string& path) {
   pairs all;
   std::string line, section;
   while (std::getline(in, line)) {
-    if (line.empty() || line[0] == '#') continue;
+    if (line.empty() || line[0] == '#')
+      continue;
     if (line[0] == '[') {
       section = line.substr(1, line.find(']') - 1) + ".";
       continue;
@@ -112,12 +115,14 @@ TEST_CASE("the published batch schedule") {
   std::uint64_t tokens = 0, steps = 0, third_phase = 0;
   while (tokens < run.total_tokens) {
     const std::uint64_t size = run.windows_at(tokens) * run.sequence;
-    if (size == 9437184 && third_phase == 0) third_phase = steps;
+    if (size == 9437184 && third_phase == 0)
+      third_phase = steps;
     ++by_size[size];
     tokens += size;
     ++steps;
     for (const auto& [mark, step] : published_steps)
-      if (tokens >= mark * billion) reached.emplace(mark, steps);
+      if (tokens >= mark * billion)
+        reached.emplace(mark, steps);
   }
   CHECK(steps == 80957);
   CHECK(tokens == 400004481024);
@@ -137,9 +142,9 @@ TEST_CASE("the shipped configuration is the published one") {
 }
 
 TEST_CASE("the published model has 1.61 billion parameters") {
-  const std::int64_t layer = 2 * 2048                   // two gains
-                             + 2 * 2048 * 2048          // queries, output
-                             + 2 * (4 * 128) * 2048     // keys, values
+  const std::int64_t layer = 2 * 2048               // two gains
+                             + 2 * 2048 * 2048      // queries, output
+                             + 2 * (4 * 128) * 2048 // keys, values
                              + 3 * std::int64_t{5632} * 2048;
   CHECK(layer == 45092864);
   const std::int64_t total = 24 * layer + 2 * std::int64_t{128256} * 2048 + 2 * 2048;
@@ -158,7 +163,8 @@ TEST_CASE("the published model has 1.61 billion parameters") {
   CHECK(names.size() == 4 + 24 * 9);
   std::vector<std::int64_t> full;
   for (std::int64_t layer_index = 0; layer_index < 24; ++layer_index)
-    if (model.full_attention(layer_index)) full.push_back(layer_index);
+    if (model.full_attention(layer_index))
+      full.push_back(layer_index);
   CHECK(full == std::vector<std::int64_t>{4, 9, 14, 19, 23});
 }
 
@@ -180,28 +186,28 @@ TEST_CASE("learning rate, bits computed with 400 bits of precision") {
       {0, 0x00000000},
       {1, 0x29e12e13},
       {3145728, 0x34a8e28e},
-      {3995074560, 0x39d174fc},  // step 1,271: two before the warm-up ends
-      {3998220288, 0x39d19f34},  // step 1,272
+      {3995074560, 0x39d174fc}, // step 1,271: two before the warm-up ends
+      {3998220288, 0x39d19f34}, // step 1,272
       {3999999999, 0x39d1b717},
-      {4000000000, 0x39d1b717},  // the peak
+      {4000000000, 0x39d1b717}, // the peak
       {4000000001, 0x39d1b717},
-      {4001366016, 0x39d1b717},    // step 1,273: the second phase
+      {4001366016, 0x39d1b717}, // step 1,273: the second phase
       {4006084608, 0x39d1b717},
-      {202000000000, 0x3966afcd},  // half way: (peak + floor) / 2
+      {202000000000, 0x3966afcd}, // half way: (peak + floor) / 2
       {359990820864, 0x384d7bff},
-      {359995539456, 0x384d79bd},  // step 76,718, the last of the second phase
-      {360000258048, 0x384d777b},  // step 76,719, the first of the third
+      {359995539456, 0x384d79bd}, // step 76,718, the last of the second phase
+      {360000258048, 0x384d777b}, // step 76,719, the first of the third
       {360009695232, 0x384d72f7},
       {399985606656, 0x3827c5ad},
-      {399995043840, 0x3827c5ac},  // step 80,957, the last
+      {399995043840, 0x3827c5ac}, // step 80,957, the last
       {399999999999, 0x3827c5ac},
-      {400000000000, 0x3827c5ac},  // the floor
+      {400000000000, 0x3827c5ac}, // the floor
       {400000000001, 0x3827c5ac},
       {400004481024, 0x3827c5ac},
       {UINT64_MAX, 0x3827c5ac}};
-  for (const auto& [tokens, bits] : expected) {
-    CAPTURE(tokens);
-    CHECK(arith::bits(rate.at(tokens)) == bits);
+  for (const auto& at : expected) {
+    CAPTURE(at.first);
+    CHECK(arith::bits(rate.at(at.first)) == at.second);
   }
   CHECK(arith::bits(static_cast<float>(4e-4)) == 0x39d1b717u);
   learning_rate_schedule no_warmup{1.0, 0.5, 0, 10};
@@ -240,7 +246,7 @@ TEST_CASE("a spike is strictly above the threshold, and only from its step on") 
   CHECK(event(10, std::nextafter(1.5f, 2.0f)));
   CHECK(!event(9, 100.0f));
   CHECK(event(10, 100.0f));
-  CHECK(!event(11, 1.0f, 1e30f));  // a large loss is none
+  CHECK(!event(11, 1.0f, 1e30f)); // a large loss is none
   for (const float broken : {nan, -nan, infinity, -infinity}) {
     CHECK(event(1, broken));
     CHECK(event(1, 1.0f, broken));
@@ -256,7 +262,7 @@ TEST_CASE("an event skips five updates, its own included, and is not extended") 
     const spike_decision d = decide_spike(rule, state, step, high ? 2.0f : 1.0f, 1.0f);
     skipped += d.skip ? 'x' : '.';
     events += d.event ? 'e' : '.';
-    CHECK(d.halt == (step == 25));  // the third event
+    CHECK(d.halt == (step == 25)); // the third event
     CHECK((!d.event || d.skip));
   }
   //                 123456789012345678901234567890
@@ -272,7 +278,7 @@ TEST_CASE("non-finite values while steps are being skipped") {
     CHECK(d.skip);
     CHECK(!d.event);
   }
-  CHECK(decide_spike(rule, state, 55, nan, 1.0f).event);  // still broken: a new event
+  CHECK(decide_spike(rule, state, 55, nan, 1.0f).event); // still broken: a new event
 }
 
 TEST_CASE("a run halts by events within its window") {
@@ -285,14 +291,14 @@ TEST_CASE("a run halts by events within its window") {
     }
     return halt;
   };
-  CHECK(halts(rule, {20, 60, 119}));   // 20 ... 119: a hundred steps
+  CHECK(halts(rule, {20, 60, 119})); // 20 ... 119: a hundred steps
   CHECK(!halts(rule, {20, 60, 120}));
-  CHECK(!halts(rule, {20, 22, 24}));   // spikes while skipping are no events
+  CHECK(!halts(rule, {20, 22, 24})); // spikes while skipping are no events
   spike_rule never = rule;
   never.halt_events = 0;
   CHECK(!halts(never, {20, 30, 40, 50, 60}));
   spike_rule always = rule;
-  always.halt_window = UINT64_MAX;  // the whole run
+  always.halt_window = UINT64_MAX; // the whole run
   CHECK(halts(always, {20, 3000, 90000}));
   spike_rule first = rule;
   first.halt_events = 1;
@@ -306,10 +312,12 @@ TEST_CASE("the protocol resumes from its state") {
   for (std::uint64_t cut = 1; cut < 60; ++cut) {
     spike_state whole, resumed;
     for (std::uint64_t step = 1; step <= 60; ++step) {
-      if (step == cut) resumed = whole;
+      if (step == cut)
+        resumed = whole;
       const float norm = step % 13 == 0 ? 3.0f : 1.0f;
       const spike_decision d = decide_spike(rule, whole, step, norm, 1.0f);
-      if (step < cut) continue;
+      if (step < cut)
+        continue;
       const spike_decision e = decide_spike(rule, resumed, step, norm, 1.0f);
       REQUIRE(d.skip == e.skip);
       REQUIRE(d.event == e.event);
@@ -324,15 +332,15 @@ TEST_CASE("the protocol resumes from its state") {
 TEST_CASE("bias corrections, bits computed with 400 bits of precision") {
   const run_config run = published();
   const std::pair<std::uint64_t, std::pair<std::uint32_t, std::uint32_t>> expected[] = {
-      {1, {0x41200000, 0x41a00000}},   {2, {0x40a86bca, 0x41241a42}},
-      {3, {0x406c2991, 0x40e05d56}},   {10, {0x3fc48605, 0x401f7f12}},
-      {100, {0x3f8000df, 0x3f80c329}}, {1000, {0x3f800000, 0x3f800000}},
+      {1, {0x41200000, 0x41a00000}},    {2, {0x40a86bca, 0x41241a42}},
+      {3, {0x406c2991, 0x40e05d56}},    {10, {0x3fc48605, 0x401f7f12}},
+      {100, {0x3f8000df, 0x3f80c329}},  {1000, {0x3f800000, 0x3f800000}},
       {80957, {0x3f800000, 0x3f800000}}};
-  for (const auto& [update, bits] : expected) {
-    CAPTURE(update);
-    const auto s = adamw_scalars_of(run, update, 0.25f, 0.5f);
-    CHECK(arith::bits(s.inverse_bias1) == bits.first);
-    CHECK(arith::bits(s.inverse_bias2) == bits.second);
+  for (const auto& update : expected) {
+    CAPTURE(update.first);
+    const auto s = adamw_scalars_of(run, update.first, 0.25f, 0.5f);
+    CHECK(arith::bits(s.inverse_bias1) == update.second.first);
+    CHECK(arith::bits(s.inverse_bias2) == update.second.second);
     CHECK(s.learning_rate == 0.25f);
     CHECK(s.clip == 0.5f);
     CHECK(arith::bits(s.one_minus_beta1) == 0x3dcccccdu);
@@ -347,39 +355,56 @@ TEST_CASE("bias corrections, bits computed with 400 bits of precision") {
 
 /// A text for each key that differs from its default.
 const std::map<std::string, std::string>& other_texts() {
-  static const std::map<std::string, std::string> all = {
-      {"model.layers", "3"},          {"model.hidden", "96"},
-      {"model.heads", "6"},           {"model.kv_heads", "2"},
-      {"model.head_dim", "48"},       {"model.feed_forward", "80"},
-      {"model.vocabulary", "300"},    {"model.padded_vocabulary", "304"},
-      {"model.window", "7"},          {"model.full_every", "2"},
-      {"model.rope_theta", "10000"},  {"model.norm_epsilon", "1e-6"},
-      {"model.initial_std", "0.01"},  {"model.linear", "binary32"},
-      {"model.weight_steps", "largest"},
-      {"data.seed", "18446744073709551615"},
-      {"data.sequence", "64"},        {"mesh.micro_batch", "3"},
-      {"mesh.replicas", "2"},         {"mesh.shards", "5"},
-      {"mesh.accumulation", "2@100,4@200,8"},
-      {"schedule.total_tokens", "1000"}, {"schedule.warmup_tokens", "10"},
-      {"schedule.peak_rate", "1e-3"}, {"schedule.floor_rate", "1e-5"},
-      {"schedule.clock", "after"},    {"optimizer.master", "true"},
-      {"optimizer.beta1", "0.8"},     {"optimizer.beta2", "0.99"},
-      {"optimizer.epsilon", "1e-7"},  {"optimizer.weight_decay", "0.2"},
-      {"optimizer.max_norm", "2"},    {"optimizer.z_loss", "0"},
-      {"spike.threshold", "12.5"},    {"spike.from_step", "100"},
-      {"spike.skipped", "4"},         {"spike.halt_events", "2"},
-      {"spike.halt_window", "50"},    {"run.checkpoint_every", "7"}};
+  static const std::map<std::string, std::string> all = {{"model.layers", "3"},
+                                                         {"model.hidden", "96"},
+                                                         {"model.heads", "6"},
+                                                         {"model.kv_heads", "2"},
+                                                         {"model.head_dim", "48"},
+                                                         {"model.feed_forward", "80"},
+                                                         {"model.vocabulary", "300"},
+                                                         {"model.padded_vocabulary", "304"},
+                                                         {"model.window", "7"},
+                                                         {"model.full_every", "2"},
+                                                         {"model.rope_theta", "10000"},
+                                                         {"model.norm_epsilon", "1e-6"},
+                                                         {"model.initial_std", "0.01"},
+                                                         {"model.linear", "binary32"},
+                                                         {"model.weight_steps", "largest"},
+                                                         {"data.seed", "18446744073709551615"},
+                                                         {"data.sequence", "64"},
+                                                         {"mesh.micro_batch", "3"},
+                                                         {"mesh.replicas", "2"},
+                                                         {"mesh.shards", "5"},
+                                                         {"mesh.accumulation", "2@100,4@200,8"},
+                                                         {"schedule.total_tokens", "1000"},
+                                                         {"schedule.warmup_tokens", "10"},
+                                                         {"schedule.peak_rate", "1e-3"},
+                                                         {"schedule.floor_rate", "1e-5"},
+                                                         {"schedule.clock", "after"},
+                                                         {"optimizer.master", "true"},
+                                                         {"optimizer.beta1", "0.8"},
+                                                         {"optimizer.beta2", "0.99"},
+                                                         {"optimizer.epsilon", "1e-7"},
+                                                         {"optimizer.weight_decay", "0.2"},
+                                                         {"optimizer.max_norm", "2"},
+                                                         {"optimizer.z_loss", "0"},
+                                                         {"spike.threshold", "12.5"},
+                                                         {"spike.from_step", "100"},
+                                                         {"spike.skipped", "4"},
+                                                         {"spike.halt_events", "2"},
+                                                         {"spike.halt_window", "50"},
+                                                         {"run.checkpoint_every", "7"}};
   return all;
 }
 
 TEST_CASE("every key is read, printed and read again") {
   const auto& other = other_texts();
   const run_config run = parse_config(other, "test");
-  CHECK(texts(run) == other);  // for_each_key has exactly these keys
+  CHECK(texts(run) == other); // for_each_key has exactly these keys
   const std::map<std::string, std::string> defaults = texts(run_config());
-  for (const auto& [key, text] : other) {
-    CAPTURE(key);
-    CHECK(defaults.at(key) != text);
+  for (const auto& pair : other) {
+    CAPTURE(pair.first);
+    CHECK(defaults.at(pair.first) != pair.second);
   }
   CHECK(texts(parse_config(texts(run), "again")) == other);
   CHECK(to_json(run).size() == other.size());
@@ -438,7 +463,7 @@ TEST_CASE("impossible values are refused, naming the key") {
       {"model.window", {"0", "-5"}},
       {"model.full_every", {"-1"}},
       {"model.rope_theta", {"0", "1", "1e20", "nan", "x", "-5"}},
-      {"model.norm_epsilon", {"0", "-1e-5", "1e-40", "inf"}},
+      {"model.norm_epsilon", {"0", "-1e-5", "1e-40", "1e-21", "inf"}},
       {"model.initial_std", {"0", "-1", "1e-46"}},
       {"model.linear", {"int4", "", "INT8"}},
       {"model.weight_steps", {"median"}},
@@ -469,10 +494,10 @@ TEST_CASE("impossible values are refused, naming the key") {
       {"spike.halt_window", {"0", "-1"}},
       {"run.checkpoint_every", {"0", "4294967296"}}};
   std::set<std::string> tried;
-  for (const auto& [key, values] : wrong) {
+  for (const auto& each : wrong) {
+    const std::string key = each.first, last = key.substr(key.find('.') + 1);
     tried.insert(key);
-    const std::string name = key, last = name.substr(name.find('.') + 1);
-    for (const char* const value : values) {
+    for (const char* const value : each.second) {
       INFO(key << " = '" << value << "'");
       CHECK_THROWS_WITH_AS(with(key, value), doctest::Contains(last.c_str()), ordo::error);
     }
@@ -487,4 +512,4 @@ TEST_CASE("impossible values are refused, naming the key") {
   CHECK_NOTHROW(with("schedule.warmup_tokens", "0"));
 }
 
-}  // namespace
+} // namespace

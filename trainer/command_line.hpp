@@ -4,11 +4,14 @@
 /// \file
 /// What the programs share: subcommands, options, exit statuses, errors.
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <iostream>
 #include <new>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -59,7 +62,7 @@ inline std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 inline std::string closest(const std::string& word, const std::vector<std::string>& known) {
   std::string best;
-  std::size_t least = word.size() / 2 + 2;
+  std::size_t least = std::min<std::size_t>(word.size() / 2 + 2, 4);
   for (const std::string& candidate : known) {
     const std::size_t distance = edit_distance(word, candidate);
     if (distance < least) {
@@ -74,13 +77,21 @@ inline int run_command(const std::string& program, command& c, const std::vector
   add_shared_options(c.described);
   options::variables_map given;
   try {
-    options::store(options::command_line_parser(words)
-                       .options(c.described)
-                       .positional(c.positional)
-                       .style(options::command_line_style::unix_style &
-                              ~options::command_line_style::allow_guessing)
-                       .run(),
-                   given);
+    const auto parsed = options::command_line_parser(words)
+                            .options(c.described)
+                            .positional(c.positional)
+                            .style(options::command_line_style::unix_style &
+                                   ~options::command_line_style::allow_guessing)
+                            .run();
+    options::store(parsed, given);
+    // The conversion behind value<> would take -1 for 2^64 - 1.
+    for (const auto& option : parsed.options) {
+      if (given[option.string_key].value().type() != typeid(std::uint64_t)) continue;
+      for (const std::string& text : option.value) {
+        require(text.find_first_not_of("0123456789") == std::string::npos, program + " " + c.name,
+                "--" + option.string_key + " is '" + text + "'", "a whole number is expected");
+      }
+    }
     if (given.count("help") != 0) {
       std::cout << program << " " << c.synopsis << "\n" << c.meaning << "\n\n" << c.described;
       return same_or_done;

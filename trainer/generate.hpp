@@ -58,16 +58,16 @@ inline std::string generate(const std::filesystem::path& path, const generate_op
   require(given.temperature >= 0, "--temperature", "it is negative or no number",
           "0 takes the likeliest token, larger numbers draw more freely");
   const auto known = train::checkpoint_steps(run.checkpoints());
+  const bool there = std::count(known.begin(), known.end(), given.step) > 0;
   std::string list = "0";
-  for (const std::uint64_t step : known) list += ", " + std::to_string(step);
-  require(given.step == 0 || std::count(known.begin(), known.end(), given.step) > 0,
-          "--step " + std::to_string(given.step), "the run has no checkpoint of it",
-          "one of: " + list);
+  for (const std::uint64_t step : known) list += step > 0 ? ", " + std::to_string(step) : "";
+  require(there || given.step == 0, "--step " + std::to_string(given.step),
+          "the run has no checkpoint of it", "one of: " + list);
   const auto driver = instances::find_device(given.device).make_driver(run.config(), nullptr);
-  if (given.step == 0) {
-    driver->initialise();
-  } else {
+  if (there) {
     driver->load(run.checkpoints(), given.step, run.genesis_root());
+  } else {
+    driver->initialise();
   }
   std::vector<std::uint32_t> ids;
   tokenizer.encode(given.prompt, ids);

@@ -71,7 +71,7 @@ done
 # The gradient of a weight sums sequence * micro_batch int8 products, of which int32 holds 133,144.
 refused "data.sequence \* mesh.micro_batch" data.sequence=16384 mesh.micro_batch=9
 refused "data.sequence \* mesh.micro_batch" data.sequence=133145 mesh.micro_batch=1
-refused "mesh.accumulation" mesh.replicas=65536 mesh.shards=65536 mesh.accumulation=65536
+refused "mesh.(replicas|accumulation)" mesh.replicas=65536 mesh.shards=65536 mesh.accumulation=65536
 refused "mesh.accumulation.*ascending" mesh.accumulation=1@100,2@100,3
 refused "mesh.accumulation" mesh.accumulation=1@,2
 refused "mesh.accumulation" mesh.accumulation=,
@@ -141,7 +141,7 @@ for case in "nowhere.txt=--source a=1:nowhere.txt" "no text=--source a=1:nothing
   [ ! -e made ] || fail "a corpus was made: $case"
 done
 expect 2 "corpus: it exists" "$data" build --tokenizer byte --out corpus --source a=1:terms.txt
-expect 2 "tokenizer" "$data" build --tokenizer nowhere.json --out made --source a=1:terms.txt
+expect 2 "nowhere.json: .*check the name" "$data" build --tokenizer nowhere.json --out made --source a=1:terms.txt
 echo "97 300" | { "$data" tokenizer decode > out 2> err && fail "an id outside the vocabulary" || true; }
 grep -q "300 is outside the vocabulary" err || fail "the id is not named"
 nothing_partial .

@@ -14,7 +14,9 @@ namespace ordo::host {
 
 /// The binary32 value nearest to x, |x| below 2^128; a rounded magnitude of at most 2^-126 becomes
 /// zero of its sign, so that the thread's flush-to-zero mode does not matter.
-inline float narrow(double x) { return arith::detail::flush_rounded(static_cast<float>(x)); }
+inline float narrow(double x) {
+  return arith::detail::flush_rounded(static_cast<float>(x));
+}
 
 /// x^n by squaring, lowest bit of n first.
 ///

@@ -110,26 +110,32 @@ inline std::optional<difference> compare_state(const train::run_directory& run,
 
 /// Brings `driver` to the state after `step`: from the nearest checkpoint at or before it, or from
 /// the seed, and checks that state against the records. Returns the difference if there is one.
-inline std::optional<difference> load_nearest(const train::run_directory& run, train::driver& driver,
-                                              std::uint64_t step, std::uint64_t& loaded) {
+/// A checkpoint of step 0 has to be what the seed gives.
+inline std::optional<difference> load_nearest(const train::run_directory& run,
+                                              train::driver& driver, std::uint64_t step,
+                                              std::uint64_t& loaded) {
   loaded = 0;
+  bool found = false;
   for (const std::uint64_t candidate : train::checkpoint_steps(run.checkpoints())) {
-    if (candidate <= step) loaded = candidate;
+    if (candidate > step) break;
+    loaded = candidate;
+    found = true;
   }
-  try {
-    if (loaded == 0) {
-      driver.initialise();
-    } else {
+  if (found) {
+    try {
       const auto info = driver.load(run.checkpoints(), loaded, run.genesis_root());
       if (info.record != run.root(loaded)) {
         return difference{loaded, "record", {}, digest::hex(run.root(loaded)),
                           digest::hex(info.record), "the checkpoint belongs to another record"};
       }
+    } catch (const mismatch& m) {
+      return difference{m.step, "checkpoint", {}, m.expected, m.found, m.what()};
     }
-  } catch (const mismatch& m) {
-    return difference{m.step, "checkpoint", {}, m.expected, m.found, m.what()};
+    if (auto d = detail::compare_state(run, driver, loaded)) return d;
   }
-  return detail::compare_state(run, driver, loaded);
+  if (loaded > 0) return std::nullopt;
+  driver.initialise();
+  return detail::compare_state(run, driver, 0);
 }
 
 /// Replays steps `from` to `to` (steps between the checkpoint and `from` too, unreported), each

@@ -23,24 +23,27 @@ void add_into(const Space& space, vector_view<float, Space> a, vector_view<const
           "a holds " + std::to_string(a.extent(0)) + " values, b " + std::to_string(b.extent(0)));
   float* const left = a.data();
   const float* const right = b.data();
-  ordo::detail::for_blocks(space, "ordo::comm::add_into", static_cast<std::int64_t>(a.extent(0)), 1 << 14,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       float* ORDO_RESTRICT to = left;
-                       const float* ORDO_RESTRICT from = right;
-                       for (std::int64_t i = begin; i < end; ++i) to[i] = arith::add(to[i], from[i]);
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::comm::add_into", static_cast<std::int64_t>(a.extent(0)), 1 << 14,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        float* ORDO_RESTRICT to = left;
+        const float* ORDO_RESTRICT from = right;
+        for (std::int64_t i = begin; i < end; ++i)
+          to[i] = arith::add(to[i], from[i]);
+      });
 }
 
 /// a_i = a_i * factor: an average multiplies by the reciprocal, rounded beforehand.
 template <execution_space Space>
 void scale(const Space& space, vector_view<float, Space> a, float factor) {
   float* const values = a.data();
-  ordo::detail::for_blocks(space, "ordo::comm::scale", static_cast<std::int64_t>(a.extent(0)), 1 << 14,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         values[i] = arith::mul(values[i], factor);
-                       }
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::comm::scale", static_cast<std::int64_t>(a.extent(0)), 1 << 14,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          values[i] = arith::mul(values[i], factor);
+        }
+      });
 }
 
 /// The sum of vectors pushed one after the other, by order::Tree, holding only log2(n) + 1 of them.
@@ -49,7 +52,7 @@ void scale(const Space& space, vector_view<float, Space> a, float factor) {
 /// Source: OPEN-1B, Algorithm 1 and appendix A.1.
 template <execution_space Space>
 class tree_fold {
- public:
+public:
   using vector = gradient_vector<Space>;
 
   /// Takes the next addend, whose memory from now on is the fold's. Returns vectors that the fold
@@ -81,8 +84,8 @@ class tree_fold {
     return result;
   }
 
- private:
+private:
   std::vector<std::pair<std::uint64_t, vector>> stack_;
 };
 
-}  // namespace ordo::comm
+} // namespace ordo::comm

@@ -24,10 +24,10 @@ struct config {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t feed_forward = 0;
-  std::int64_t vocabulary = 0;         ///< words that take part in the loss
-  std::int64_t padded_vocabulary = 0;  ///< rows of the embedding and the head
-  std::int64_t window = 0;             ///< keys a query of a sliding-window layer sees, itself included
-  std::int64_t full_every = 5;         ///< every so many layers, and the last, attend to everything
+  std::int64_t vocabulary = 0;        ///< words that take part in the loss
+  std::int64_t padded_vocabulary = 0; ///< rows of the embedding and the head
+  std::int64_t window = 0;     ///< keys a query of a sliding-window layer sees, itself included
+  std::int64_t full_every = 5; ///< every so many layers, and the last, attend to everything
 
   std::int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
 
@@ -68,7 +68,8 @@ struct config {
       require(k <= longest_rotated, "configuration",
               "a contraction over " + std::to_string(k) + " int8 products does not fit int32",
               "keep model.hidden, (heads + 2 kv_heads) * head_dim, 2 * feed_forward and "
-              "padded_vocabulary at most " + std::to_string(longest_rotated));
+              "padded_vocabulary at most " +
+                  std::to_string(longest_rotated));
     }
   }
 };
@@ -76,13 +77,14 @@ struct config {
 /// One parameter tensor: its conventional name, shape, and place in the flat parameter vector.
 struct tensor {
   std::string name;
-  std::int64_t rows = 0, columns = 0;  ///< columns is 0 for a vector of `rows`
+  std::int64_t rows = 0, columns = 0; ///< columns is 0 for a vector of `rows`
   std::int64_t offset = 0;
-  bool decays = false;  ///< weight decay applies (matrices)
+  bool decays = false; ///< weight decay applies (matrices)
 
   std::int64_t size() const { return columns == 0 ? rows : rows * columns; }
   std::vector<std::uint64_t> extents() const {
-    if (columns == 0) return {static_cast<std::uint64_t>(rows)};
+    if (columns == 0)
+      return {static_cast<std::uint64_t>(rows)};
     return {static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns)};
   }
 };
@@ -118,8 +120,9 @@ inline std::vector<tensor> tensors(const config& c) {
 /// Parameters in all.
 inline std::int64_t parameter_count(const config& c) {
   std::int64_t count = 0;
-  for (const tensor& t : tensors(c)) count += t.size();
+  for (const tensor& t : tensors(c))
+    count += t.size();
   return count;
 }
 
-}  // namespace ordo::model
+} // namespace ordo::model

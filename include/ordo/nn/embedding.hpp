@@ -25,20 +25,22 @@ void embedding(const Space& space, vector_view<const std::uint32_t, Space> ids,
               " ids and rows of " + shape(d));
   const bf16* const in = table.data();
   bf16* const out = y.data();
-  ordo::detail::for_blocks(space, "ordo::nn::embedding", static_cast<std::int64_t>(ids.extent(0)), 32,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         const bf16* ORDO_RESTRICT row = in + static_cast<std::int64_t>(ids[i]) * d;
-                         for (std::int64_t j = 0; j < d; ++j) out[i * d + j] = row[j];
-                       }
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::nn::embedding", static_cast<std::int64_t>(ids.extent(0)), 32,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const bf16* ORDO_RESTRICT row = in + static_cast<std::int64_t>(ids[i]) * d;
+          for (std::int64_t j = 0; j < d; ++j)
+            out[i * d + j] = row[j];
+        }
+      });
 }
 
 /// The positions of a micro-batch sorted by id, positions ascending within an id.
 template <execution_space Space>
 struct embedding_positions {
-  Kokkos::View<std::uint32_t*, typename Space::memory_space> position;  ///< [m]
-  Kokkos::View<std::uint32_t*, typename Space::memory_space> start;     ///< [v + 1]
+  Kokkos::View<std::uint32_t*, typename Space::memory_space> position; ///< [m]
+  Kokkos::View<std::uint32_t*, typename Space::memory_space> start;    ///< [v + 1]
 
   embedding_positions() = default;
   embedding_positions(std::int64_t m, std::int64_t v)
@@ -62,13 +64,15 @@ struct embedding_positions {
               "use the tokenizer the model was configured for");
       ++host_start(ids[i] + 1);
     }
-    for (std::size_t w = 0; w < v; ++w) host_start(w + 1) += host_start(w);
+    for (std::size_t w = 0; w < v; ++w)
+      host_start(w + 1) += host_start(w);
     for (std::size_t i = ids.size(); i-- > 0;) {
       // Filled from each id's end, so positions ascend; restored by the shift below.
       host_position(--host_start(ids[i] + 1)) = static_cast<std::uint32_t>(i);
     }
     // start[w + 1] now holds the first place of id w: shift back by one.
-    for (std::size_t w = 0; w < v; ++w) host_start(w) = host_start(w + 1);
+    for (std::size_t w = 0; w < v; ++w)
+      host_start(w) = host_start(w + 1);
     host_start(v) = static_cast<std::uint32_t>(ids.size());
     Kokkos::deep_copy(start, host_start);
     Kokkos::deep_copy(position, host_position);
@@ -95,25 +99,25 @@ void embedding_backward(const Space& space, order::Sequential, matrix_view<const
   float* const out = dtable.data();
   const auto position = positions.position;
   const auto start = positions.start;
-  constexpr std::int64_t columns = 64;  // tuning: the slice of a row that one work item owns
+  constexpr std::int64_t columns = 64; // tuning: the slice of a row that one work item owns
   const std::int64_t slices = (d + columns - 1) / columns;
-  ordo::detail::for_blocks(space, "ordo::nn::embedding_backward",
-                     static_cast<std::int64_t>(dtable.extent(0)) * slices, 32,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t item = begin; item < end; ++item) {
-                         const std::int64_t w = item / slices, j0 = item % slices * columns;
-                         const std::int64_t j1 = j0 + columns < d ? j0 + columns : d;
-                         float* ORDO_RESTRICT row = out + w * d;
-                         for (std::int64_t j = j0; j < j1; ++j) row[j] = 0.0f;
-                         for (std::uint32_t p = start[w]; p < start[w + 1]; ++p) {
-                           const bf16* ORDO_RESTRICT g =
-                               grad + static_cast<std::int64_t>(position[p]) * d;
-                           for (std::int64_t j = j0; j < j1; ++j) {
-                             row[j] = arith::add(row[j], arith::to_f32(g[j]));
-                           }
-                         }
-                       }
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::nn::embedding_backward", static_cast<std::int64_t>(dtable.extent(0)) * slices,
+      32, KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; ++item) {
+          const std::int64_t w = item / slices, j0 = item % slices * columns;
+          const std::int64_t j1 = j0 + columns < d ? j0 + columns : d;
+          float* ORDO_RESTRICT row = out + w * d;
+          for (std::int64_t j = j0; j < j1; ++j)
+            row[j] = 0.0f;
+          for (std::uint32_t p = start[w]; p < start[w + 1]; ++p) {
+            const bf16* ORDO_RESTRICT g = grad + static_cast<std::int64_t>(position[p]) * d;
+            for (std::int64_t j = j0; j < j1; ++j) {
+              row[j] = arith::add(row[j], arith::to_f32(g[j]));
+            }
+          }
+        }
+      });
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

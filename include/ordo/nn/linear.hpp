@@ -66,16 +66,17 @@ void linear_forward(const Space& space, order::Exact exact, int8_activations<Spa
           "ordo::nn::linear_forward",
           "y is " + shape(y.extent(0), y.extent(1)) + " but the product is " +
               shape(x.codes.extent(0), w.codes.extent(0)));
-  gemm_int8(space, exact, x.codes, matrix_view<const std::int8_t, Space>(w.codes),
-                    KOKKOS_LAMBDA(std::int64_t m, std::int64_t n0, int count,
-                                  const std::int32_t* ORDO_RESTRICT c) {
-                      bf16* ORDO_RESTRICT target = out + m * n + n0;
-                      const float common = step_x[0];
-                      for (int j = 0; j < count; ++j) {
-                        target[j] = arith::to_bf16(arith::mul(arith::from_int(c[j]),
-                                                              arith::mul(common, step_w[n0 + j])));
-                      }
-                    });
+  gemm_int8(
+      space, exact, x.codes, matrix_view<const std::int8_t, Space>(w.codes),
+      KOKKOS_LAMBDA(std::int64_t m, std::int64_t n0, int count,
+                    const std::int32_t* ORDO_RESTRICT c) {
+        bf16* ORDO_RESTRICT target = out + m * n + n0;
+        const float common = step_x[0];
+        for (int j = 0; j < count; ++j) {
+          target[j] =
+              arith::to_bf16(arith::mul(arith::from_int(c[j]), arith::mul(common, step_w[n0 + j])));
+        }
+      });
 }
 
 /// Scratch of the backward passes, large enough for every layer that shares it.
@@ -104,11 +105,13 @@ struct int8_gradient_scratch {
 /// so the straight-through mask of the input is all ones.
 /// Bits: depend on dy and the prepared weights alone.
 template <execution_space Space>
-void linear_input_gradient(const Space& space, order::Exact exact, matrix_view<const bf16, Space> dy,
-                           const int8_weights<Space>& w, matrix_view<bf16, Space> dx,
+void linear_input_gradient(const Space& space, order::Exact exact,
+                           matrix_view<const bf16, Space> dy, const int8_weights<Space>& w,
+                           matrix_view<bf16, Space> dx,
                            const int8_gradient_scratch<Space>& scratch) {
   const auto m = dy.extent(0), padded = w.rotated.extent(1);
-  require(dx.extent(0) == m && dx.extent(1) == w.codes.extent(1) && scratch.a.extent(0) >= m * padded,
+  require(dx.extent(0) == m && dx.extent(1) == w.codes.extent(1) &&
+              scratch.a.extent(0) >= m * padded,
           "ordo::nn::linear_input_gradient",
           "dx is " + shape(dx.extent(0), dx.extent(1)) + " but the product is " +
               shape(m, w.codes.extent(1)) + ", with scratch for " + shape(scratch.a.extent(0)));
@@ -119,21 +122,22 @@ void linear_input_gradient(const Space& space, order::Exact exact, matrix_view<c
   const float* const scale_y = scale.data();
   bf16* const out = dx.data();
   const std::int64_t k = static_cast<std::int64_t>(dx.extent(1));
-  gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(codes),
-                    matrix_view<const std::int8_t, Space>(w.rotated),
-                    KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
-                                  const std::int32_t* ORDO_RESTRICT c) {
-                      bf16* ORDO_RESTRICT target = out + i * k + k0;
-                      const float common = scale_y[i];
-                      for (int j = 0; j < count; ++j) {
-                        target[j] = arith::to_bf16(arith::mul(arith::from_int(c[j]),
-                                                              arith::mul(common, scale_w[k0 + j])));
-                      }
-                    });
+  gemm_int8(
+      space, exact, matrix_view<const std::int8_t, Space>(codes),
+      matrix_view<const std::int8_t, Space>(w.rotated),
+      KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
+                    const std::int32_t* ORDO_RESTRICT c) {
+        bf16* ORDO_RESTRICT target = out + i * k + k0;
+        const float common = scale_y[i];
+        for (int j = 0; j < count; ++j) {
+          target[j] = arith::to_bf16(
+              arith::mul(arith::from_int(c[j]), arith::mul(common, scale_w[k0 + j])));
+        }
+      });
 }
 
-/// dW = dy^T x: int8 after a rotation along the tokens, masked (straight-through) where the clamp changed
-/// the weight's code, that is where the nearest integer of |w| / step exceeds 127.
+/// dW = dy^T x: int8 after a rotation along the tokens, masked (straight-through) where the clamp
+/// changed the weight's code, that is where the nearest integer of |w| / step exceeds 127.
 ///
 /// Shape: dy [m, n] bf16, x [m, k] codes, w [n, k] bf16, dw [n, k] binary32, overwritten.
 /// Order: Exact.
@@ -144,7 +148,8 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
                             const int8_weights<Space>& w, matrix_view<const bf16, Space> weights,
                             matrix_view<float, Space> dw,
                             const int8_gradient_scratch<Space>& scratch) {
-  const auto m = static_cast<std::size_t>(quant::rotated_length(static_cast<std::int64_t>(dy.extent(0))));
+  const auto m =
+      static_cast<std::size_t>(quant::rotated_length(static_cast<std::int64_t>(dy.extent(0))));
   const auto n = dy.extent(1), k = x.codes.extent(1);
   require(x.codes.extent(0) == dy.extent(0) && dw.extent(0) == n && dw.extent(1) == k &&
               weights.extent(0) == n && weights.extent(1) == k && w.step.extent(0) == n &&
@@ -155,7 +160,8 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
               " and x " + shape(x.codes.extent(0), k) + " with scratch for " +
               shape(scratch.a.extent(0)));
   const matrix_view<std::int8_t, Space> a(scratch.a.data(), n, m), b(scratch.b.data(), k, m);
-  const vector_view<float, Space> scale_a(scratch.scale_a.data(), n), scale_b(scratch.scale_b.data(), k);
+  const vector_view<float, Space> scale_a(scratch.scale_a.data(), n),
+      scale_b(scratch.scale_b.data(), k);
   quant::rotate_columns<bf16>(space, dy, {}, a, scale_a);
   quant::rotate_columns<std::int8_t>(space, x.codes, x.step, b, scale_b);
   const float* const step = w.step.data();
@@ -164,20 +170,20 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
   const float* const sa = scale_a.data();
   const float* const sb = scale_b.data();
   const std::int64_t width = static_cast<std::int64_t>(k);
-  gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(a),
-                    matrix_view<const std::int8_t, Space>(b),
-                    KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
-                                  const std::int32_t* ORDO_RESTRICT c) {
-                      float* ORDO_RESTRICT target = out + i * width + k0;
-                      const bf16* ORDO_RESTRICT row = weight + i * width + k0;
-                      const float common = sa[i], inverse = quant::inverse_step(step[i]);
-                      for (int j = 0; j < count; ++j) {
-                        const float g = arith::mul(arith::from_int(c[j]),
-                                                   arith::mul(common, sb[k0 + j]));
-                        const float code = arith::abs(arith::mul(arith::to_f32(row[j]), inverse));
-                        target[j] = code >= 127.5f ? 0.0f : g;
-                      }
-                    });
+  gemm_int8(
+      space, exact, matrix_view<const std::int8_t, Space>(a),
+      matrix_view<const std::int8_t, Space>(b),
+      KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
+                    const std::int32_t* ORDO_RESTRICT c) {
+        float* ORDO_RESTRICT target = out + i * width + k0;
+        const bf16* ORDO_RESTRICT row = weight + i * width + k0;
+        const float common = sa[i], inverse = quant::inverse_step(step[i]);
+        for (int j = 0; j < count; ++j) {
+          const float g = arith::mul(arith::from_int(c[j]), arith::mul(common, sb[k0 + j]));
+          const float code = arith::abs(arith::mul(arith::to_f32(row[j]), inverse));
+          target[j] = code >= 127.5f ? 0.0f : g;
+        }
+      });
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

@@ -35,11 +35,12 @@ struct store_bf16 {
   bf16* out;
   std::int64_t stride;
   ORDO_FUNCTION void operator()(std::int64_t m, std::int64_t n0, int count, const T* c) const {
-    for (int j = 0; j < count; ++j) out[m * stride + n0 + j] = arith::to_bf16(c[j]);
+    for (int j = 0; j < count; ++j)
+      out[m * stride + n0 + j] = arith::to_bf16(c[j]);
   }
 };
 
-}  // namespace detail
+} // namespace detail
 
 /// y = x W^T, each entry one sum over k in the order of `Order`, rounded to bf16.
 ///
@@ -52,9 +53,8 @@ void linear_forward(const Space& space, Order order, matrix_view<const bf16, Spa
           "ordo::nn::linear_forward",
           "y is " + shape(y.extent(0), y.extent(1)) + " but the product is " +
               shape(x.extent(0), w.weights.extent(0)));
-  gemm_f32(
-      space, order, x, w.weights,
-      detail::store_bf16<float>{y.data(), static_cast<std::int64_t>(y.extent(1))});
+  gemm_f32(space, order, x, w.weights,
+           detail::store_bf16<float>{y.data(), static_cast<std::int64_t>(y.extent(1))});
 }
 
 /// dx = dy W, each entry one sum over n in the order of `Order`, rounded to bf16.
@@ -67,9 +67,8 @@ void linear_input_gradient(const Space& space, Order order, matrix_view<const bf
           "ordo::nn::linear_input_gradient",
           "dx is " + shape(dx.extent(0), dx.extent(1)) + " but the product is " +
               shape(dy.extent(0), w.transposed.extent(0)));
-  gemm_f32(
-      space, order, dy, matrix_view<const bf16, Space>(w.transposed),
-      detail::store_bf16<float>{dx.data(), static_cast<std::int64_t>(dx.extent(1))});
+  gemm_f32(space, order, dy, matrix_view<const bf16, Space>(w.transposed),
+           detail::store_bf16<float>{dx.data(), static_cast<std::int64_t>(dx.extent(1))});
 }
 
 /// dW = dy^T x, each entry one sum over the tokens in the order of `Order`; overwritten.
@@ -78,7 +77,8 @@ void linear_input_gradient(const Space& space, Order order, matrix_view<const bf
 template <execution_space Space, class Order>
 void linear_weight_gradient(const Space& space, Order order, matrix_view<const bf16, Space> dy,
                             matrix_view<const bf16, Space> x, matrix_view<float, Space> dw,
-                            matrix_view<bf16, Space> scratch_y, matrix_view<bf16, Space> scratch_x) {
+                            matrix_view<bf16, Space> scratch_y,
+                            matrix_view<bf16, Space> scratch_x) {
   require(dw.extent(0) == dy.extent(1) && dw.extent(1) == x.extent(1),
           "ordo::nn::linear_weight_gradient",
           "dw is " + shape(dw.extent(0), dw.extent(1)) + " but the product is " +
@@ -91,8 +91,9 @@ void linear_weight_gradient(const Space& space, Order order, matrix_view<const b
       space, order, matrix_view<const bf16, Space>(scratch_y),
       matrix_view<const bf16, Space>(scratch_x),
       KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count, const float* c) {
-        for (int j = 0; j < count; ++j) out[i * width + k0 + j] = c[j];
+        for (int j = 0; j < count; ++j)
+          out[i * width + k0 + j] = c[j];
       });
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

@@ -61,7 +61,7 @@ struct linear_scratch {
 /// One layer [n, k]: its weights as the current step prepared them.
 template <execution_space Space>
 class linear_layer {
- public:
+public:
   linear_layer() = default;
   linear_layer(linear_kind kind, quant::step_rule rule, std::int64_t n, std::int64_t k)
       : kind_(kind), rule_(rule) {
@@ -89,7 +89,8 @@ class linear_layer {
       quant::quantize_tensor(space, x, matrix_view<std::int8_t, Space>(kept.codes),
                              vector_view<float, Space>(kept.step),
                              vector_view<std::uint32_t, Space>(scratch.row_largest));
-      linear_forward(space, order::Exact{}, int8_activations<Space>{kept.codes, kept.step}, int8_, y);
+      linear_forward(space, order::Exact{}, int8_activations<Space>{kept.codes, kept.step}, int8_,
+                     y);
     } else {
       Kokkos::deep_copy(space, kept.copy, x);
       linear_forward(space, product_order{}, x, binary32_, y);
@@ -115,7 +116,7 @@ class linear_layer {
     }
   }
 
- private:
+private:
   linear_kind kind_ = linear_kind::int8;
   quant::step_rule rule_ = quant::step_rule::mean_magnitude;
   int8_weights<Space> int8_;
@@ -123,4 +124,4 @@ class linear_layer {
   matrix_view<const bf16, Space> weights_;
 };
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

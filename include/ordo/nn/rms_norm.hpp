@@ -24,8 +24,8 @@ void rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> x,
               vector_view<const bf16, Space> gain, float eps, matrix_view<bf16, Space> y,
               vector_view<float, Space> inverse_rms) {
   const std::int64_t d = static_cast<std::int64_t>(x.extent(1));
-  require(x.extent(0) == y.extent(0) && x.extent(1) == y.extent(1) && gain.extent(0) == x.extent(1) &&
-              inverse_rms.extent(0) == x.extent(0),
+  require(x.extent(0) == y.extent(0) && x.extent(1) == y.extent(1) &&
+              gain.extent(0) == x.extent(1) && inverse_rms.extent(0) == x.extent(0),
           "ordo::nn::rms_norm",
           "x is " + shape(x.extent(0), d) + ", y " + shape(y.extent(0), y.extent(1)) + ", gain " +
               shape(gain.extent(0)) + ", inverse_rms " + shape(inverse_rms.extent(0)));
@@ -43,8 +43,8 @@ void rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> x,
             return arith::mul_exact(v, v);
           });
           const float mean = arith::add(arith::mul(sum, reciprocal), eps);
-          const float r = arith::is_finite(mean) ? arith::rsqrt(mean)
-                                                 : arith::from_bits(arith::canonical_nan);
+          const float r =
+              arith::is_finite(mean) ? arith::rsqrt(mean) : arith::from_bits(arith::canonical_nan);
           inverse_rms[i] = r;
           for (std::int64_t j = 0; j < d; ++j) {
             target[j] = arith::to_bf16(
@@ -82,9 +82,9 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
           "ordo::nn::rms_norm_backward",
           "partial is " + shape(partial.extent(0), partial.extent(1)) + " for x " + shape(m, d),
           "partial needs ceil(m / 256) rows of d");
-  require(dy.extent(0) == x.extent(0) && dy.extent(1) == x.extent(1) && dx.extent(0) == x.extent(0) &&
-              dx.extent(1) == x.extent(1) && gain.extent(0) == x.extent(1) &&
-              inverse_rms.extent(0) == x.extent(0) &&
+  require(dy.extent(0) == x.extent(0) && dy.extent(1) == x.extent(1) &&
+              dx.extent(0) == x.extent(0) && dx.extent(1) == x.extent(1) &&
+              gain.extent(0) == x.extent(1) && inverse_rms.extent(0) == x.extent(0) &&
               (residual.extent(0) == 0 || residual.size() == x.size()),
           "ordo::nn::rms_norm_backward",
           "x is " + shape(m, d) + ", dy " + shape(dy.extent(0), dy.extent(1)) + ", dx " +
@@ -97,30 +97,31 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
   float* const sums = partial.data();
   const float reciprocal = arith::div(1.0f, arith::from_int(d));
   // Gain first: dx may overwrite dy.
-  ordo::detail::for_each(space, "ordo::nn::rms_norm_backward::gain", blocks,
-                   KOKKOS_LAMBDA(std::int64_t block) {
-                     float* ORDO_RESTRICT line = sums + block * d;
-                     for (std::int64_t j = 0; j < d; ++j) line[j] = 0.0f;
-                     const std::int64_t first = block * gain_block;
-                     const std::int64_t last = first + gain_block < m ? first + gain_block : m;
-                     for (std::int64_t i = first; i < last; ++i) {
-                       const bf16* ORDO_RESTRICT row = in + i * d;
-                       const bf16* ORDO_RESTRICT g = grad + i * d;
-                       const float r = inverse_rms[i];
-                       for (std::int64_t j = 0; j < d; ++j) {
-                         const float normal = arith::mul(arith::to_f32(row[j]), r);
-                         line[j] = arith::add(line[j], arith::mul(arith::to_f32(g[j]), normal));
-                       }
-                     }
-                   });
-  ordo::detail::for_blocks(space, "ordo::nn::rms_norm_backward::join", d, 64,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t j = begin; j < end; ++j) {
-                         dgain[j] = order::sum(order::Tree{}, blocks, [=](std::int64_t b) {
-                           return sums[b * d + j];
-                         });
-                       }
-                     });
+  ordo::detail::for_each(
+      space, "ordo::nn::rms_norm_backward::gain", blocks, KOKKOS_LAMBDA(std::int64_t block) {
+        float* ORDO_RESTRICT line = sums + block * d;
+        for (std::int64_t j = 0; j < d; ++j)
+          line[j] = 0.0f;
+        const std::int64_t first = block * gain_block;
+        const std::int64_t last = first + gain_block < m ? first + gain_block : m;
+        for (std::int64_t i = first; i < last; ++i) {
+          const bf16* ORDO_RESTRICT row = in + i * d;
+          const bf16* ORDO_RESTRICT g = grad + i * d;
+          const float r = inverse_rms[i];
+          for (std::int64_t j = 0; j < d; ++j) {
+            const float normal = arith::mul(arith::to_f32(row[j]), r);
+            line[j] = arith::add(line[j], arith::mul(arith::to_f32(g[j]), normal));
+          }
+        }
+      });
+  ordo::detail::for_blocks(
+      space, "ordo::nn::rms_norm_backward::join", d, 64,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t j = begin; j < end; ++j) {
+          dgain[j] =
+              order::sum(order::Tree{}, blocks, [=](std::int64_t b) { return sums[b * d + j]; });
+        }
+      });
   ordo::detail::for_blocks(
       space, "ordo::nn::rms_norm_backward::input", m, 8,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
@@ -137,11 +138,12 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
           for (std::int64_t j = 0; j < d; ++j) {
             const float dyg = arith::mul_exact(arith::to_f32(g[j]), arith::to_f32(gain[j]));
             float v = arith::sub(arith::mul(r, dyg), arith::mul(arith::to_f32(row[j]), t));
-            if (added != nullptr) v = arith::add(arith::to_f32(added[i * d + j]), v);
+            if (added != nullptr)
+              v = arith::add(arith::to_f32(added[i * d + j]), v);
             out[i * d + j] = arith::to_bf16(v);
           }
         }
       });
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

@@ -17,7 +17,8 @@ namespace ordo::nn {
 /// Shape: gate_up [m, 2f] bf16 (gate in the first f columns); y [m, f] bf16.
 /// Bits: entry by entry.
 template <execution_space Space>
-void swiglu(const Space& space, matrix_view<const bf16, Space> gate_up, matrix_view<bf16, Space> y) {
+void swiglu(const Space& space, matrix_view<const bf16, Space> gate_up,
+            matrix_view<bf16, Space> y) {
   const std::int64_t f = static_cast<std::int64_t>(y.extent(1));
   require(gate_up.extent(0) == y.extent(0) && static_cast<std::int64_t>(gate_up.extent(1)) == 2 * f,
           "ordo::nn::swiglu",
@@ -26,22 +27,23 @@ void swiglu(const Space& space, matrix_view<const bf16, Space> gate_up, matrix_v
           "gate_up needs twice the columns of y");
   const bf16* const in = gate_up.data();
   bf16* const out = y.data();
-  ordo::detail::for_blocks(space, "ordo::nn::swiglu", static_cast<std::int64_t>(y.extent(0)), 4,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         const bf16* ORDO_RESTRICT gate = in + i * 2 * f;
-                         const bf16* ORDO_RESTRICT up = gate + f;
-                         bf16* ORDO_RESTRICT target = out + i * f;
-                         for (std::int64_t j = 0; j < f; ++j) {
-                           target[j] = arith::to_bf16(arith::mul(
-                               arith::silu(arith::to_f32(gate[j])), arith::to_f32(up[j])));
-                         }
-                       }
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::nn::swiglu", static_cast<std::int64_t>(y.extent(0)), 4,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const bf16* ORDO_RESTRICT gate = in + i * 2 * f;
+          const bf16* ORDO_RESTRICT up = gate + f;
+          bf16* ORDO_RESTRICT target = out + i * f;
+          for (std::int64_t j = 0; j < f; ++j) {
+            target[j] = arith::to_bf16(
+                arith::mul(arith::silu(arith::to_f32(gate[j])), arith::to_f32(up[j])));
+          }
+        }
+      });
 }
 
-/// d_gate = (dy * up) * (s + (g s) (1 - s)), d_up = dy * (g s), with s = sigmoid(g), every operation
-/// rounded to binary32, then once to bf16.
+/// d_gate = (dy * up) * (s + (g s) (1 - s)), d_up = dy * (g s), with s = sigmoid(g), every
+/// operation rounded to binary32, then once to bf16.
 ///
 /// Shape: gate_up, d_gate_up [m, 2f] bf16; dy [m, f] bf16.
 /// Bits: entry by entry.
@@ -73,8 +75,8 @@ void swiglu_backward(const Space& space, matrix_view<const bf16, Space> dy,
             const float s = arith::sigmoid(g);
             const float gs = arith::mul(g, s);
             const float slope = arith::add(s, arith::mul(gs, arith::sub(1.0f, s)));
-            d_gate[j] = arith::to_bf16(
-                arith::mul(arith::mul_exact(y, arith::to_f32(up[j])), slope));
+            d_gate[j] =
+                arith::to_bf16(arith::mul(arith::mul_exact(y, arith::to_f32(up[j])), slope));
             d_up[j] = arith::to_bf16(arith::mul(y, gs));
           }
         }
@@ -91,13 +93,13 @@ void residual_add(const Space& space, matrix_view<const bf16, Space> a,
   const bf16* const left = a.data();
   const bf16* const right = b.data();
   bf16* const out = y.data();
-  ordo::detail::for_blocks(space, "ordo::nn::residual_add", static_cast<std::int64_t>(y.size()), 1 << 14,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         out[i] = arith::to_bf16(
-                             arith::add(arith::to_f32(left[i]), arith::to_f32(right[i])));
-                       }
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::nn::residual_add", static_cast<std::int64_t>(y.size()), 1 << 14,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          out[i] = arith::to_bf16(arith::add(arith::to_f32(left[i]), arith::to_f32(right[i])));
+        }
+      });
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

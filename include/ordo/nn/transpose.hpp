@@ -20,19 +20,19 @@ void transpose(const Space& space, matrix_view<const T, Space> x, matrix_view<T,
   constexpr std::int64_t tile = 32;
   const T* const in = x.data();
   T* const out = y.data();
-  ordo::detail::for_each(space, "ordo::nn::transpose", (columns + tile - 1) / tile,
-                   KOKKOS_LAMBDA(std::int64_t slab) {
-                     const std::int64_t c0 = slab * tile;
-                     const std::int64_t c1 = c0 + tile < columns ? c0 + tile : columns;
-                     for (std::int64_t r0 = 0; r0 < rows; r0 += tile) {
-                       const std::int64_t r1 = r0 + tile < rows ? r0 + tile : rows;
-                       for (std::int64_t c = c0; c < c1; ++c) {
-                         for (std::int64_t r = r0; r < r1; ++r) {
-                           out[c * rows + r] = in[r * columns + c];
-                         }
-                       }
-                     }
-                   });
+  ordo::detail::for_each(
+      space, "ordo::nn::transpose", (columns + tile - 1) / tile, KOKKOS_LAMBDA(std::int64_t slab) {
+        const std::int64_t c0 = slab * tile;
+        const std::int64_t c1 = c0 + tile < columns ? c0 + tile : columns;
+        for (std::int64_t r0 = 0; r0 < rows; r0 += tile) {
+          const std::int64_t r1 = r0 + tile < rows ? r0 + tile : rows;
+          for (std::int64_t c = c0; c < c1; ++c) {
+            for (std::int64_t r = r0; r < r1; ++r) {
+              out[c * rows + r] = in[r * columns + c];
+            }
+          }
+        }
+      });
 }
 
-}  // namespace ordo::nn
+} // namespace ordo::nn

@@ -14,8 +14,8 @@ namespace ordo::optim {
 /// The scalars of one update, all binary32; made on the host by `adamw_scalars_of`.
 struct adamw_scalars {
   float learning_rate, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, weight_decay;
-  float inverse_bias1, inverse_bias2;  ///< 1 / (1 - beta^t)
-  float clip;                          ///< min(1, max_norm / (norm + 1e-6)), multiplied in always
+  float inverse_bias1, inverse_bias2; ///< 1 / (1 - beta^t)
+  float clip;                         ///< min(1, max_norm / (norm + 1e-6)), multiplied in always
 };
 
 /// One AdamW update, entry by entry:
@@ -45,7 +45,7 @@ void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const f
   float* const v_io = second.data();
   ordo::detail::for_blocks(
       space, "ordo::optim::adamw", n, 1 << 13, KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-        const adamw_scalars s = scalars;  // a copy that no store can change, so the loop vectorizes
+        const adamw_scalars s = scalars; // a copy that no store can change, so the loop vectorizes
         const float* ORDO_RESTRICT gs = g_in;
         bf16* ORDO_RESTRICT ps = p_out;
         float* ORDO_RESTRICT ms = m_io;
@@ -60,8 +60,8 @@ void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const f
           const float denominator =
               arith::add(arith::sqrt(arith::mul(v, s.inverse_bias2)), s.epsilon);
           const float direction = arith::div(arith::mul(m, s.inverse_bias1), denominator);
-          return arith::sub(p, arith::mul(s.learning_rate,
-                                          arith::add(direction, arith::mul(s.weight_decay, p))));
+          return arith::sub(
+              p, arith::mul(s.learning_rate, arith::add(direction, arith::mul(s.weight_decay, p))));
         };
         if (p_master != nullptr) {
           float* ORDO_RESTRICT masters = p_master;
@@ -77,4 +77,4 @@ void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const f
       });
 }
 
-}  // namespace ordo::optim
+} // namespace ordo::optim

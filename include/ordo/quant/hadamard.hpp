@@ -24,7 +24,9 @@ ORDO_FORCE_FUNCTION std::int64_t rotated_length(std::int64_t n) {
 }
 
 /// Place of entry `i` of H x in the rotated order.
-ORDO_FORCE_FUNCTION constexpr int rotated_place(int i) { return (i % 16) * 16 + i / 16; }
+ORDO_FORCE_FUNCTION constexpr int rotated_place(int i) {
+  return (i % 16) * 16 + i / 16;
+}
 
 namespace detail {
 
@@ -73,11 +75,12 @@ ORDO_FORCE_FUNCTION void butterflies_of_neighbours(const T* ORDO_RESTRICT x, T* 
   }
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// One contiguous block: `x` (256 entries of magnitude at most 2^23) is destroyed, `y` receives H x
 /// in the rotated order.
-ORDO_FORCE_FUNCTION void hadamard_row(std::int32_t* ORDO_RESTRICT x, std::int32_t* ORDO_RESTRICT y) {
+ORDO_FORCE_FUNCTION void hadamard_row(std::int32_t* ORDO_RESTRICT x,
+                                      std::int32_t* ORDO_RESTRICT y) {
   alignas(64) std::int32_t half[rotation_block];
   detail::butterflies<rotation_block, 64>(x);
   detail::butterflies<rotation_block, 16>(x);
@@ -95,4 +98,4 @@ ORDO_FORCE_FUNCTION void hadamard_columns(T* x) {
   detail::butterflies<rotation_block * Lanes, Lanes>(x);
 }
 
-}  // namespace ordo::quant
+} // namespace ordo::quant

@@ -24,8 +24,8 @@ inline constexpr float step_floor = 0x1p-100f;
 
 /// How a weight row's step follows from the row.
 enum class step_rule {
-  mean_magnitude,     ///< 2 * mean|w| / sqrt(127), the published rule
-  largest_magnitude,  ///< max|w| / 127, which spends the whole int8 range
+  mean_magnitude,    ///< 2 * mean|w| / sqrt(127), the published rule
+  largest_magnitude, ///< max|w| / 127, which spends the whole int8 range
 };
 
 /// 1 / step, or 0 for a step of 0.
@@ -48,7 +48,8 @@ ORDO_FORCE_FUNCTION float step_of_largest(float largest) {
 /// Step by the mean magnitude of `n` weights whose magnitudes sum to `sum`; 0 for none.
 ORDO_FORCE_FUNCTION float step_of_sum(float sum, std::int64_t n) {
   constexpr float two_over_sqrt_127 = 0x1.6b7612p-3f;
-  if (n == 0) return 0.0f;
+  if (n == 0)
+    return 0.0f;
   const float mean = arith::mul(sum, arith::div(1.0f, arith::from_int(n)));
   const float step = arith::mul(mean, two_over_sqrt_127);
   return step < step_floor ? 0.0f : step;
@@ -57,7 +58,8 @@ ORDO_FORCE_FUNCTION float step_of_sum(float sum, std::int64_t n) {
 /// Codes of n entries under one inverse step.
 ORDO_FORCE_FUNCTION void to_codes(const bf16* ORDO_RESTRICT x, float inverse,
                                   std::int8_t* ORDO_RESTRICT codes, std::int64_t n) {
-  for (std::int64_t k = 0; k < n; ++k) codes[k] = to_code(arith::to_f32(x[k]), inverse);
+  for (std::int64_t k = 0; k < n; ++k)
+    codes[k] = to_code(arith::to_f32(x[k]), inverse);
 }
 
 /// Bits of the largest magnitude of n entries, as an integer maximum: order-free, and a NaN wins.
@@ -67,7 +69,7 @@ ORDO_FORCE_FUNCTION std::uint32_t largest_bits(const bf16* ORDO_RESTRICT x, std:
     const std::uint16_t u = x[k].bits & 0x7fffu;
     top = u > top ? u : top;
   }
-  return arith::bits(arith::to_f32(bf16{top}));  // flushing the largest is flushing them all
+  return arith::bits(arith::to_f32(bf16{top})); // flushing the largest is flushing them all
 }
 
 /// The same of each row. Shape: x [rows, columns] bf16; largest [rows].
@@ -76,13 +78,13 @@ void row_largest_bits(const Space& space, matrix_view<const bf16, Space> x,
                       vector_view<std::uint32_t, Space> largest) {
   const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
   const bf16* const data = x.data();
-  ordo::detail::for_blocks(space, "ordo::quant::row_largest_bits",
-                           static_cast<std::int64_t>(x.extent(0)), 16,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                             for (std::int64_t m = begin; m < end; ++m) {
-                               largest[m] = largest_bits(data + m * columns, columns);
-                             }
-                           });
+  ordo::detail::for_blocks(
+      space, "ordo::quant::row_largest_bits", static_cast<std::int64_t>(x.extent(0)), 16,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t m = begin; m < end; ++m) {
+          largest[m] = largest_bits(data + m * columns, columns);
+        }
+      });
 }
 
 /// Quantizes a whole tensor with one step from its largest magnitude.
@@ -104,17 +106,20 @@ void quantize_tensor(const Space& space, matrix_view<const bf16, Space> x,
               shape(codes.extent(0), codes.extent(1)) + " and scratch holds " +
               shape(scratch.extent(0)));
   row_largest_bits<Space>(space, x, scratch);
-  ordo::detail::for_each(space, "ordo::quant::tensor_step", 1, KOKKOS_LAMBDA(std::int64_t) {
-    std::uint32_t top = 0;
-    for (std::int64_t m = 0; m < rows; ++m) top = scratch[m] > top ? scratch[m] : top;
-    step[0] = step_of_largest(arith::from_bits(top));
-  });
+  ordo::detail::for_each(
+      space, "ordo::quant::tensor_step", 1, KOKKOS_LAMBDA(std::int64_t) {
+        std::uint32_t top = 0;
+        for (std::int64_t m = 0; m < rows; ++m)
+          top = scratch[m] > top ? scratch[m] : top;
+        step[0] = step_of_largest(arith::from_bits(top));
+      });
   const bf16* const in = x.data();
   std::int8_t* const out = codes.data();
-  ordo::detail::for_blocks(space, "ordo::quant::quantize_tensor", rows * columns, 1 << 14,
-                     KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                       to_codes(in + begin, inverse_step(step[0]), out + begin, end - begin);
-                     });
+  ordo::detail::for_blocks(
+      space, "ordo::quant::quantize_tensor", rows * columns, 1 << 14,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        to_codes(in + begin, inverse_step(step[0]), out + begin, end - begin);
+      });
 }
 
 /// Quantizes each row with its own step.
@@ -142,11 +147,10 @@ void quantize_rows(const Space& space, Order order, step_rule rule,
           const bf16* ORDO_RESTRICT row = in + n * columns;
           float step;
           if (rule == step_rule::mean_magnitude) {
-            step = step_of_sum(order::sum(order, columns,
-                                          [=](std::int64_t k) {
-                                            return arith::abs(arith::to_f32(row[k]));
-                                          }),
-                               columns);
+            step = step_of_sum(
+                order::sum(order, columns,
+                           [=](std::int64_t k) { return arith::abs(arith::to_f32(row[k])); }),
+                columns);
           } else {
             step = step_of_largest(arith::from_bits(largest_bits(row, columns)));
           }
@@ -156,4 +160,4 @@ void quantize_rows(const Space& space, Order order, step_rule rule,
       });
 }
 
-}  // namespace ordo::quant
+} // namespace ordo::quant

@@ -30,18 +30,21 @@ inline constexpr std::int32_t rotation_limit = 32767;
 /// comment); 0 for an all-zero or non-finite row.
 ORDO_FORCE_FUNCTION int alignment_shift(std::uint32_t largest, std::int32_t limit) {
   const float top = arith::from_bits(largest);
-  if (largest == 0 || !arith::is_finite(top)) return 0;
+  if (largest == 0 || !arith::is_finite(top))
+    return 0;
   // floor(log2(limit)) - exponent, one less when the significand exceeds the limit's.
   const float bound = static_cast<float>(limit);
   int shift = arith::exponent(bound) - arith::exponent(top);
   const std::uint32_t significand = largest & 0x007fffffu;
-  if (significand > (arith::bits(bound) & 0x007fffffu)) --shift;
+  if (significand > (arith::bits(bound) & 0x007fffffu))
+    --shift;
   return shift < -100 ? -100 : shift > 150 ? 150 : shift;
 }
 
 /// The part of the scale that the codes' maximum and the shift decide.
 ORDO_FORCE_FUNCTION float rotated_scale(std::uint32_t largest, std::int32_t top, int shift) {
-  if (!arith::is_finite(arith::from_bits(largest))) return arith::from_bits(arith::canonical_nan);
+  if (!arith::is_finite(arith::from_bits(largest)))
+    return arith::from_bits(arith::canonical_nan);
   return arith::scale_pow2(arith::div(arith::from_int(top), 127.0f), -shift - 4);
 }
 
@@ -50,7 +53,9 @@ ORDO_FORCE_FUNCTION float rotated_inverse(std::int32_t top) {
   return top == 0 ? 0.0f : arith::div(127.0f, arith::from_int(top));
 }
 
-ORDO_FORCE_FUNCTION std::int32_t magnitude(std::int32_t x) { return x < 0 ? -x : x; }
+ORDO_FORCE_FUNCTION std::int32_t magnitude(std::int32_t x) {
+  return x < 0 ? -x : x;
+}
 
 namespace detail {
 
@@ -69,7 +74,7 @@ ORDO_FORCE_FUNCTION std::int8_t rotated_code(std::int32_t r, float inverse) {
 /// it lies within the limit, and what would be flushed beforehand rounds to 0 anyway.
 struct alignment {
   int shift;
-  float low, high;  ///< their product is 2^shift
+  float low, high; ///< their product is 2^shift
   bool plain;
 
   ORDO_FORCE_FUNCTION explicit alignment(std::uint32_t largest)
@@ -83,7 +88,7 @@ struct alignment {
 
 /// One row as a work item rotates it.
 class row_rotation {
- public:
+public:
   ORDO_FORCE_FUNCTION row_rotation(const bf16* x, const float* factors, std::int64_t length)
       : source_(x), factor_(factors), n_(length), largest_(largest_of(x, factors, length)),
         align_(largest_) {}
@@ -116,13 +121,12 @@ class row_rotation {
     return rotated_scale(largest_, top, align_.shift);
   }
 
- private:
-  static constexpr int kept = 4096;  ///< entries of a row whose rotated integers are kept
+private:
+  static constexpr int kept = 4096; ///< entries of a row whose rotated integers are kept
 
   /// Bits of the largest magnitude; flushing the largest product is flushing them all.
-  static ORDO_FORCE_FUNCTION std::uint32_t largest_of(const bf16* ORDO_RESTRICT x,
-                                                const float* ORDO_RESTRICT factors,
-                                                std::int64_t n) {
+  static ORDO_FORCE_FUNCTION std::uint32_t
+  largest_of(const bf16* ORDO_RESTRICT x, const float* ORDO_RESTRICT factors, std::int64_t n) {
     std::uint32_t largest = 0;
     for (std::int64_t k = 0; k < n; ++k) {
       const float product = arith::detail::mul_rn(arith::to_f32(x[k]), factors[k]);
@@ -144,19 +148,23 @@ class row_rotation {
         v[i] = nearest(arith::detail::mul_rn(product, power));
       }
     } else {
-      for (int i = 0; i < count; ++i) v[i] = align_(arith::mul(arith::to_f32(x[i]), f[i]));
+      for (int i = 0; i < count; ++i)
+        v[i] = align_(arith::mul(arith::to_f32(x[i]), f[i]));
     }
-    for (int i = count; i < rotation_block; ++i) v[i] = 0;
+    for (int i = count; i < rotation_block; ++i)
+      v[i] = 0;
     hadamard_row(v, rotated);
   }
 
   static ORDO_FORCE_FUNCTION std::int32_t larger(std::int32_t top, const std::int32_t* r) {
-    for (int i = 0; i < rotation_block; ++i) top = magnitude(r[i]) > top ? magnitude(r[i]) : top;
+    for (int i = 0; i < rotation_block; ++i)
+      top = magnitude(r[i]) > top ? magnitude(r[i]) : top;
     return top;
   }
   static ORDO_FORCE_FUNCTION void store(const std::int32_t* ORDO_RESTRICT r, float inverse,
-                                  std::int8_t* ORDO_RESTRICT codes) {
-    for (int i = 0; i < rotation_block; ++i) codes[i] = rotated_code(r[i], inverse);
+                                        std::int8_t* ORDO_RESTRICT codes) {
+    for (int i = 0; i < rotation_block; ++i)
+      codes[i] = rotated_code(r[i], inverse);
   }
 
   const bf16* source_;
@@ -166,7 +174,7 @@ class row_rotation {
   alignment align_;
 };
 
-}  // namespace detail
+} // namespace detail
 
 /// Rotates and quantizes rows along their length, entry k multiplied by `factor[k]` beforehand.
 ///
@@ -187,13 +195,14 @@ void rotate_rows(const Space& space, matrix_view<const bf16, Space> x,
   const bf16* const in = x.data();
   const float* const factors = factor.data();
   std::int8_t* const out = codes.data();
-  ordo::detail::for_blocks(space, "ordo::quant::rotate_rows", static_cast<std::int64_t>(x.extent(0)), 4,
-                           KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                             for (std::int64_t row = begin; row < end; ++row) {
-                               detail::row_rotation rotation(in + row * n, factors, n);
-                               scale[row] = rotation.run(out + row * padded);
-                             }
-                           });
+  ordo::detail::for_blocks(
+      space, "ordo::quant::rotate_rows", static_cast<std::int64_t>(x.extent(0)), 4,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row) {
+          detail::row_rotation rotation(in + row * n, factors, n);
+          scale[row] = rotation.run(out + row * padded);
+        }
+      });
 }
 
 namespace detail {
@@ -215,9 +224,9 @@ template <class T, int Width>
 struct column_slab {
   static constexpr int lanes = 32;
   static constexpr bool integers = sizeof(T) == 1;
-  using integer = std::conditional_t<integers, std::int16_t, std::int32_t>;  // 256 * 127 < 2^15
+  using integer = std::conditional_t<integers, std::int16_t, std::int32_t>; // 256 * 127 < 2^15
 
-  const T* in;  ///< x[0][c0]
+  const T* in; ///< x[0][c0]
   std::int64_t m, columns;
   int width;
   std::uint32_t largest[lanes] = {};
@@ -257,23 +266,28 @@ struct column_slab {
   /// Row `source` as aligned integers.
   ORDO_FORCE_FUNCTION void read(const T* ORDO_RESTRICT source, integer* ORDO_RESTRICT line) const {
     if constexpr (integers) {
-      for (int j = 0; j < used(); ++j) line[j] = source[j];
+      for (int j = 0; j < used(); ++j)
+        line[j] = source[j];
     } else if (plain) {
       for (int j = 0; j < used(); ++j) {
         const float x = arith::from_bits(static_cast<std::uint32_t>(source[j].bits) << 16);
         line[j] = nearest(arith::detail::mul_rn(x, power[j]));
       }
     } else {
-      for (int j = 0; j < used(); ++j) line[j] = alignment(largest[j])(arith::to_f32(source[j]));
+      for (int j = 0; j < used(); ++j)
+        line[j] = alignment(largest[j])(arith::to_f32(source[j]));
     }
-    for (int j = used(); j < lanes; ++j) line[j] = 0;
+    for (int j = used(); j < lanes; ++j)
+      line[j] = 0;
   }
 
   /// Fills the tile with rows [i0, i0 + 256) and rotates it along them.
   ORDO_FORCE_FUNCTION void rotate(std::int64_t i0) {
     const int count = static_cast<int>(m - i0 < rotation_block ? m - i0 : rotation_block);
-    for (int i = 0; i < count; ++i) read(in + (i0 + i) * columns, tile + i * lanes);
-    for (int i = count * lanes; i < rotation_block * lanes; ++i) tile[i] = 0;
+    for (int i = 0; i < count; ++i)
+      read(in + (i0 + i) * columns, tile + i * lanes);
+    for (int i = count * lanes; i < rotation_block * lanes; ++i)
+      tile[i] = 0;
     hadamard_columns<lanes>(tile);
   }
 
@@ -285,7 +299,8 @@ struct column_slab {
         highest[j] = a > highest[j] ? a : highest[j];
       }
     }
-    for (int j = 0; j < lanes; ++j) top[j] = highest[j] > top[j] ? highest[j] : top[j];
+    for (int j = 0; j < lanes; ++j)
+      top[j] = highest[j] > top[j] ? highest[j] : top[j];
   }
 
   /// Codes of the tile in the rotated order, to out[j][0 ... 256) with rows `stride` apart.
@@ -293,7 +308,7 @@ struct column_slab {
                                  std::int64_t stride) const {
     alignas(64) std::int8_t transposed[lanes * rotation_block];
     for (int b = 0; b < 16; ++b) {
-      alignas(64) std::int8_t coded[16 * lanes], shuffled[16 * lanes];  // [a][j], in the end [j][a]
+      alignas(64) std::int8_t coded[16 * lanes], shuffled[16 * lanes]; // [a][j], in the end [j][a]
       for (int a = 0; a < 16; ++a) {
         const integer* ORDO_RESTRICT line = tile + (16 * a + b) * lanes;
         for (int j = 0; j < lanes; ++j) {
@@ -306,25 +321,30 @@ struct column_slab {
       interleave<16 * lanes>(shuffled, coded);
       for (int j = 0; j < lanes; ++j) {
         std::int8_t* ORDO_RESTRICT target = transposed + j * rotation_block + 16 * b;
-        for (int a = 0; a < 16; ++a) target[a] = coded[16 * j + a];
+        for (int a = 0; a < 16; ++a)
+          target[a] = coded[16 * j + a];
       }
     }
     for (int j = 0; j < used(); ++j) {
       std::int8_t* ORDO_RESTRICT target = out + j * stride;
-      for (int i = 0; i < rotation_block; ++i) target[i] = transposed[j * rotation_block + i];
+      for (int i = 0; i < rotation_block; ++i)
+        target[i] = transposed[j * rotation_block + i];
     }
   }
 
-  ORDO_FORCE_FUNCTION void run(std::int8_t* codes, std::int64_t stride, float* scale, float common) {
+  ORDO_FORCE_FUNCTION void run(std::int8_t* codes, std::int64_t stride, float* scale,
+                               float common) {
     align();
     for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
       rotate(i0);
       measure();
     }
     float inverse[lanes];
-    for (int j = 0; j < lanes; ++j) inverse[j] = rotated_inverse(top[j]);
+    for (int j = 0; j < lanes; ++j)
+      inverse[j] = rotated_inverse(top[j]);
     for (std::int64_t i0 = 0; i0 < m; i0 += rotation_block) {
-      if (m > rotation_block) rotate(i0);  // a single block is still there
+      if (m > rotation_block)
+        rotate(i0); // a single block is still there
       store(inverse, codes + i0, stride);
     }
     for (int j = 0; j < used(); ++j) {
@@ -334,7 +354,7 @@ struct column_slab {
   }
 };
 
-}  // namespace detail
+} // namespace detail
 
 /// Rotates and quantizes columns along their length; the result is transposed.
 ///
@@ -349,11 +369,10 @@ void rotate_columns(const Space& space, matrix_view<const T, Space> x,
   const std::int64_t m = static_cast<std::int64_t>(x.extent(0));
   const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
   const std::int64_t padded = rotated_length(m);
-  require(static_cast<std::int64_t>(codes.extent(1)) == padded &&
-              codes.extent(0) == x.extent(1) && scale.extent(0) == x.extent(1),
+  require(static_cast<std::int64_t>(codes.extent(1)) == padded && codes.extent(0) == x.extent(1) &&
+              scale.extent(0) == x.extent(1),
           "ordo::quant::rotate_columns",
-          "x is " + shape(m, columns) + " but codes are " +
-              shape(codes.extent(0), codes.extent(1)),
+          "x is " + shape(m, columns) + " but codes are " + shape(codes.extent(0), codes.extent(1)),
           "codes need one row a column and rotated_length(m) columns");
   const T* const in = x.data();
   std::int8_t* const out = codes.data();
@@ -365,7 +384,9 @@ void rotate_columns(const Space& space, matrix_view<const T, Space> x,
         const std::int64_t c0 = slab * lanes;
         const float both = factor != nullptr ? factor[0] : 1.0f;
         const int width = static_cast<int>(columns - c0 < lanes ? columns - c0 : lanes);
-        const auto run = [&](auto&& part) { part.run(out + c0 * padded, padded, scales + c0, both); };
+        const auto run = [&](auto&& part) {
+          part.run(out + c0 * padded, padded, scales + c0, both);
+        };
         if (width == lanes) {
           run(detail::column_slab<T, lanes>(in + c0, m, columns, width));
         } else {
@@ -374,4 +395,4 @@ void rotate_columns(const Space& space, matrix_view<const T, Space> x,
       });
 }
 
-}  // namespace ordo::quant
+} // namespace ordo::quant

@@ -10,7 +10,7 @@
 namespace ordo::reference {
 
 struct adamw_entry {
-  float parameter;  ///< the master copy, or the bf16 parameter widened
+  float parameter; ///< the master copy, or the bf16 parameter widened
   float first, second;
 };
 
@@ -28,4 +28,4 @@ inline adamw_entry adamw(const optim::adamw_scalars& s, adamw_entry e, float gra
   return e;
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -23,7 +23,8 @@ namespace ordo::reference {
 inline std::vector<std::int64_t> hadamard(std::span<const std::int32_t> x) {
   std::vector<std::int64_t> y(256, 0);
   for (unsigned i = 0; i < 256; ++i)
-    for (unsigned j = 0; j < 256; ++j) y[i] += std::popcount(i & j) % 2 == 0 ? x[j] : -x[j];
+    for (unsigned j = 0; j < 256; ++j)
+      y[i] += std::popcount(i & j) % 2 == 0 ? x[j] : -x[j];
   return y;
 }
 
@@ -35,7 +36,8 @@ inline std::vector<std::int64_t> rotate(std::vector<std::int32_t> v) {
   for (std::size_t block = 0; block < v.size(); block += 256) {
     const auto y = hadamard(std::span(v).subspan(block, 256));
     for (std::size_t a = 0; a < 16; ++a)
-      for (std::size_t b = 0; b < 16; ++b) rotated[block + 16 * b + a] = y[16 * a + b];
+      for (std::size_t b = 0; b < 16; ++b)
+        rotated[block + 16 * b + a] = y[16 * a + b];
   }
   return rotated;
 }
@@ -44,7 +46,8 @@ inline std::vector<std::int64_t> rotate(std::vector<std::int32_t> v) {
 inline std::int64_t codes_of_rotated(std::span<const std::int64_t> r,
                                      std::span<std::int8_t> codes) {
   std::int64_t most = 0;
-  for (const std::int64_t entry : r) most = std::max(most, std::int64_t{std::abs(entry)});
+  for (const std::int64_t entry : r)
+    most = std::max(most, std::int64_t{std::abs(entry)});
   const float inverse = most == 0 ? 0.0f : arith::div(127.0f, static_cast<float>(most));
   for (std::size_t i = 0; i < r.size(); ++i) {
     const float scaled = arith::mul(static_cast<float>(r[i]), inverse);
@@ -70,13 +73,16 @@ inline float rotate_values(std::span<const float> x, std::span<std::int8_t> code
   }
   int shift = 0;
   if (finite && largest != 0.0f) {
-    for (shift = 150; shift > -100 && std::ldexp(double{largest}, shift) > 32767.0;) --shift;
+    for (shift = 150; shift > -100 && std::ldexp(double{largest}, shift) > 32767.0;)
+      --shift;
   }
   std::vector<std::int32_t> v;
-  for (const float value : x) v.push_back(nearest_even(std::ldexp(double{value}, shift), 32767));
+  for (const float value : x)
+    v.push_back(nearest_even(std::ldexp(double{value}, shift), 32767));
   const float most = static_cast<float>(codes_of_rotated(rotate(v), codes));
-  if (!finite) return arith::from_bits(arith::canonical_nan);
+  if (!finite)
+    return arith::from_bits(arith::canonical_nan);
   return arith::scale_pow2(arith::div(most, 127.0f), -shift - 4);
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -22,8 +22,8 @@ struct linear_shape {
 };
 
 /// Exact products of a [rows, length] and b [columns, length].
-inline std::vector<std::int32_t> products(std::size_t rows, std::size_t columns,
-                                          std::size_t length, std::span<const std::int8_t> a,
+inline std::vector<std::int32_t> products(std::size_t rows, std::size_t columns, std::size_t length,
+                                          std::span<const std::int8_t> a,
                                           std::span<const std::int8_t> b) {
   std::vector<std::int32_t> c(rows * columns);
   gemm_int8(static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns),
@@ -72,7 +72,8 @@ inline rotated_rows rotate_value_columns(std::size_t m, std::size_t columns,
   rotated_rows out(columns, m);
   for (std::size_t j = 0; j < columns; ++j) {
     std::vector<float> column;
-    for (std::size_t i = 0; i < m; ++i) column.push_back(arith::to_f32(x[i * columns + j]));
+    for (std::size_t i = 0; i < m; ++i)
+      column.push_back(arith::to_f32(x[i * columns + j]));
     out.scale[j] = rotate_values(column, out.row(j));
   }
   return out;
@@ -84,7 +85,8 @@ inline rotated_rows rotate_code_columns(std::size_t m, std::size_t columns,
   rotated_rows out(columns, m);
   for (std::size_t j = 0; j < columns; ++j) {
     std::vector<std::int8_t> column;
-    for (std::size_t i = 0; i < m; ++i) column.push_back(x[i * columns + j]);
+    for (std::size_t i = 0; i < m; ++i)
+      column.push_back(x[i * columns + j]);
     out.scale[j] = arith::mul(rotate_codes(column, out.row(j)), common);
   }
   return out;
@@ -100,8 +102,8 @@ inline void linear_input_gradient(linear_shape s, std::span<const bf16> dy,
   const auto c = products(s.m, s.k, a.length, a.codes, b.codes);
   for (std::size_t i = 0; i < s.m; ++i)
     for (std::size_t j = 0; j < s.k; ++j)
-      dx[i * s.k + j] = arith::to_bf16(arith::mul(static_cast<float>(c[i * s.k + j]),
-                                                  arith::mul(a.scale[i], b.scale[j])));
+      dx[i * s.k + j] = arith::to_bf16(
+          arith::mul(static_cast<float>(c[i * s.k + j]), arith::mul(a.scale[i], b.scale[j])));
 }
 
 /// dW = dy^T x: columns of dy against columns of x's codes, both rotated along the tokens; zero
@@ -118,11 +120,11 @@ inline void linear_weight_gradient(linear_shape s, std::span<const bf16> dy,
     for (std::size_t j = 0; j < s.k; ++j) {
       const float code = arith::mul(arith::to_f32(w[i * s.k + j]), inverse);
       const bool clipped = arith::abs(code) >= 127.5f;
-      const float product = arith::mul(static_cast<float>(c[i * s.k + j]),
-                                       arith::mul(a.scale[i], b.scale[j]));
+      const float product =
+          arith::mul(static_cast<float>(c[i * s.k + j]), arith::mul(a.scale[i], b.scale[j]));
       dw[i * s.k + j] = clipped ? 0.0f : product;
     }
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -18,9 +18,12 @@ namespace ordo::reference {
 
 /// Nearest even integer of a finite x, clamped to [-limit, limit]; NaN gives 0.
 inline std::int32_t nearest_even(double x, std::int32_t limit) {
-  if (x != x) return 0;
-  if (x >= limit) return limit;
-  if (x <= -limit) return -limit;
+  if (x != x)
+    return 0;
+  if (x >= limit)
+    return limit;
+  if (x <= -limit)
+    return -limit;
   const double below = std::floor(x), rest = x - below;
   const auto integer = static_cast<std::int32_t>(below);
   const bool up = rest > 0.5 || (rest == 0.5 && integer % 2 != 0);
@@ -42,8 +45,10 @@ inline float step_by_largest(std::span<const bf16> x) {
   float largest = 0.0f;
   for (const bf16 entry : x) {
     const float value = arith::abs(arith::to_f32(entry));
-    if (arith::is_nan(value)) return arith::from_bits(arith::canonical_nan);
-    if (value > largest) largest = value;
+    if (arith::is_nan(value))
+      return arith::from_bits(arith::canonical_nan);
+    if (value > largest)
+      largest = value;
   }
   const float step = arith::div(largest, 127.0f);
   return step < 0x1p-100f ? 0.0f : step;
@@ -52,9 +57,11 @@ inline float step_by_largest(std::span<const bf16> x) {
 /// (sum|x| * (1/n)) * (2 / sqrt(127)), each step rounded, the sum by `order`; 0 below 2^-100.
 template <class Order>
 float step_by_mean(Order order, std::span<const bf16> x) {
-  if (x.empty()) return 0.0f;
+  if (x.empty())
+    return 0.0f;
   std::vector<float> magnitudes;
-  for (const bf16 entry : x) magnitudes.push_back(arith::abs(arith::to_f32(entry)));
+  for (const bf16 entry : x)
+    magnitudes.push_back(arith::abs(arith::to_f32(entry)));
   const float reciprocal = arith::div(1.0f, static_cast<float>(x.size()));
   const float mean = arith::mul(sum(order, std::span<const float>(magnitudes)), reciprocal);
   const float step = arith::mul(mean, static_cast<float>(2.0 / std::sqrt(127.0)));
@@ -74,10 +81,10 @@ void quantize_rows(Order order, quant::step_rule rule, std::size_t rows, std::si
                    std::span<const bf16> w, std::span<std::int8_t> codes, std::span<float> steps) {
   for (std::size_t n = 0; n < rows; ++n) {
     const auto row = w.subspan(n * columns, columns);
-    steps[n] = rule == quant::step_rule::mean_magnitude ? step_by_mean(order, row)
-                                                        : step_by_largest(row);
+    steps[n] =
+        rule == quant::step_rule::mean_magnitude ? step_by_mean(order, row) : step_by_largest(row);
     codes_of(row, steps[n], codes.subspan(n * columns, columns));
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

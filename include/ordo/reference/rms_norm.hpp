@@ -48,9 +48,9 @@ void rms_norm_input_gradient(Order order, std::span<const bf16> dy, std::span<co
   const float reciprocal = arith::div(1.0f, static_cast<float>(d));
   const float factor = arith::mul(arith::mul(arith::mul(arith::mul(r, r), r), reciprocal), s);
   for (std::size_t j = 0; j < d; ++j) {
-    float value =
-        arith::sub(arith::mul(r, scaled[j]), arith::mul(arith::to_f32(x[j]), factor));
-    if (!residual.empty()) value = arith::add(arith::to_f32(residual[j]), value);
+    float value = arith::sub(arith::mul(r, scaled[j]), arith::mul(arith::to_f32(x[j]), factor));
+    if (!residual.empty())
+      value = arith::add(arith::to_f32(residual[j]), value);
     dx[j] = arith::to_bf16(value);
   }
 }
@@ -73,4 +73,4 @@ inline void rms_norm_gain_gradient(std::size_t m, std::size_t d, std::span<const
   }
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

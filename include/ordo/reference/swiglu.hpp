@@ -27,4 +27,4 @@ inline bf16 swiglu_up_gradient(bf16 dy, bf16 gate) {
   return arith::to_bf16(arith::mul(arith::to_f32(dy), arith::mul(g, arith::sigmoid(g))));
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -17,10 +17,11 @@ inline std::vector<float> tree_fold(std::span<const std::vector<float>> ranks) {
   std::vector<float> total(ranks.front().size());
   for (std::size_t i = 0; i < total.size(); ++i) {
     std::vector<float> addends;
-    for (const std::vector<float>& rank : ranks) addends.push_back(rank[i]);
+    for (const std::vector<float>& rank : ranks)
+      addends.push_back(rank[i]);
     total[i] = sum(order::Tree(), std::span<const float>(addends));
   }
   return total;
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

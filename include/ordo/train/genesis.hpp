@@ -26,12 +26,14 @@ inline json to_json(const run_config& run) {
 template <class Pairs>
 run_config parse_config(const Pairs& pairs, const std::string& where) {
   run_config run;
-  for (const auto& [key, text] : pairs) {
+  for (const auto& pair : pairs) {
+    const std::string &key = pair.first, &text = pair.second;
     bool known = false;
     std::string keys;
     for_each_key(run, [&](const char* name, auto& field, const char*) {
       keys += (keys.empty() ? "" : ", ") + std::string(name);
-      if (key != name) return;
+      if (key != name)
+        return;
       known = true;
       detail::parse(text, name, field);
     });
@@ -74,4 +76,4 @@ inline run_config config_of(const json& genesis, const std::string& where) {
   return parse_config(pairs, where);
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train

@@ -44,17 +44,17 @@ struct run_config {
   decimal rope_theta{"500000"}, norm_epsilon{"1e-5"}, initial_std{"0.02"};
 
   std::uint64_t seed = 0;
-  std::uint64_t sequence = 0;     ///< tokens a window trains on; it holds one more
-  std::uint64_t micro_batch = 0;  ///< windows of one micro-batch
-  std::uint64_t replicas = 1;     ///< dp_replicate of the virtual mesh
-  std::uint64_t shards = 1;       ///< dp_shard of the virtual mesh
-  std::vector<batch_phase> ramp;  ///< accumulation by tokens consumed
+  std::uint64_t sequence = 0;    ///< tokens a window trains on; it holds one more
+  std::uint64_t micro_batch = 0; ///< windows of one micro-batch
+  std::uint64_t replicas = 1;    ///< dp_replicate of the virtual mesh
+  std::uint64_t shards = 1;      ///< dp_shard of the virtual mesh
+  std::vector<batch_phase> ramp; ///< accumulation by tokens consumed
 
   std::uint64_t total_tokens = 0, warmup_tokens = 0;
   decimal peak_rate, floor_rate;
   schedule_clock clock = schedule_clock::before;
 
-  bool master = false;  ///< binary32 master parameters
+  bool master = false; ///< binary32 master parameters
   decimal beta1{"0.9"}, beta2{"0.95"}, epsilon{"1e-8"}, weight_decay{"0.1"}, max_norm{"1"};
   decimal z_loss{"1e-4"};
 
@@ -80,12 +80,24 @@ struct run_config {
 
 namespace detail {
 
-inline std::string to_text(const std::string& v) { return v; }
-inline std::string to_text(const decimal& v) { return v.text; }
-inline std::string to_text(bool v) { return v ? "true" : "false"; }
-inline std::string to_text(std::int64_t v) { return std::to_string(v); }
-inline std::string to_text(std::uint64_t v) { return std::to_string(v); }
-inline std::string to_text(nn::linear_kind v) { return v == nn::linear_kind::int8 ? "int8" : "binary32"; }
+inline std::string to_text(const std::string& v) {
+  return v;
+}
+inline std::string to_text(const decimal& v) {
+  return v.text;
+}
+inline std::string to_text(bool v) {
+  return v ? "true" : "false";
+}
+inline std::string to_text(std::int64_t v) {
+  return std::to_string(v);
+}
+inline std::string to_text(std::uint64_t v) {
+  return std::to_string(v);
+}
+inline std::string to_text(nn::linear_kind v) {
+  return v == nn::linear_kind::int8 ? "int8" : "binary32";
+}
 inline std::string to_text(schedule_clock v) {
   return v == schedule_clock::before ? "before" : "after";
 }
@@ -97,7 +109,8 @@ inline std::string to_text(const std::vector<batch_phase>& v) {
   std::string text;
   for (const batch_phase& p : v) {
     text += (text.empty() ? "" : ",") + std::to_string(p.accumulation);
-    if (p.until_tokens != UINT64_MAX) text += "@" + std::to_string(p.until_tokens);
+    if (p.until_tokens != UINT64_MAX)
+      text += "@" + std::to_string(p.until_tokens);
   }
   return text;
 }
@@ -116,7 +129,8 @@ template <class T>
 T parse_choice(const std::string& text, const char* key, std::initializer_list<T> choices) {
   std::string known;
   for (const T choice : choices) {
-    if (to_text(choice) == text) return choice;
+    if (to_text(choice) == text)
+      return choice;
     known += (known.empty() ? "" : ", ") + to_text(choice);
   }
   throw error("configuration", std::string(key) + " is '" + text + "'", "one of: " + known);
@@ -132,10 +146,13 @@ inline void parse(const std::string& t, const char* k, decimal& v) {
   try {
     v = decimal(t);
   } catch (const error&) {
-    throw error("configuration", std::string(k) + " is '" + t + "'", "a decimal number is expected");
+    throw error("configuration", std::string(k) + " is '" + t + "'",
+                "a decimal number is expected");
   }
 }
-inline void parse(const std::string& t, const char* k, bool& v) { v = parse_choice(t, k, {false, true}); }
+inline void parse(const std::string& t, const char* k, bool& v) {
+  v = parse_choice(t, k, {false, true});
+}
 inline void parse(const std::string& t, const char* k, nn::linear_kind& v) {
   v = parse_choice(t, k, {nn::linear_kind::int8, nn::linear_kind::binary32});
 }
@@ -160,7 +177,7 @@ inline void parse(const std::string& text, const char* key, std::vector<batch_ph
   }
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Calls `visit(key, field, meaning)` for every key, in the order in which they are printed.
 template <class Config, class Visitor>
@@ -174,7 +191,8 @@ void for_each_key(Config& c, Visitor&& visit) {
   visit("model.vocabulary", c.model.vocabulary, "words of the tokenizer");
   visit("model.padded_vocabulary", c.model.padded_vocabulary, "rows of embedding and head");
   visit("model.window", c.model.window, "tokens seen by a sliding-window layer");
-  visit("model.full_every", c.model.full_every, "every so many layers, and the last, see everything");
+  visit("model.full_every", c.model.full_every,
+        "every so many layers, and the last, see everything");
   visit("model.rope_theta", c.rope_theta, "base of the rotary frequencies");
   visit("model.norm_epsilon", c.norm_epsilon, "added to mean squares");
   visit("model.initial_std", c.initial_std, "standard deviation of the truncated normal");
@@ -206,9 +224,6 @@ void for_each_key(Config& c, Visitor&& visit) {
   visit("run.checkpoint_every", c.checkpoint_every, "steps between checkpoints");
 }
 
-/// Decays of moments lie below 1 in binary32 too.
-inline constexpr double below_one = 0.9999999;
-
 /// Throws an error naming the first key that is impossible.
 inline void run_config::check() const {
   model.check();
@@ -222,7 +237,7 @@ inline void run_config::check() const {
   within(sequence * micro_batch, model::longest_rotated, "data.sequence * mesh.micro_batch");
   within(replicas, 1u << 16, "mesh.replicas");
   within(shards, 1u << 16, "mesh.shards");
-  constexpr std::uint64_t longest_step = std::uint64_t{1} << 36;  // tokens
+  constexpr std::uint64_t longest_step = std::uint64_t{1} << 36; // tokens
   const std::uint64_t pass = ranks() * (micro_batch * sequence);
   within(pass, longest_step, "mesh.replicas * mesh.shards * mesh.micro_batch * data.sequence");
   within(total_tokens, std::uint64_t{1} << 52, "schedule.total_tokens");
@@ -235,31 +250,27 @@ inline void run_config::check() const {
   }
   require(warmup_tokens < total_tokens, "configuration",
           "schedule.warmup_tokens is not below schedule.total_tokens");
-  const auto decimal_within = [](const decimal& d, double least, double most, const char* key) {
-    require(d.value >= least && d.value <= most, "configuration",
+  const auto decimal_within = [](const decimal& d, const char* least, const char* most,
+                                 const char* key) {
+    require(d.value >= decimal(least).value && d.value <= decimal(most).value, "configuration",
             std::string(key) + " is " + d.text,
-            "it must lie between " + std::to_string(least) + " and " + std::to_string(most));
+            std::string("it must lie between ") + least + " and " + most);
   };
-  const auto positive = [](const decimal& d, double most, const char* key) {
-    require(d.rounded() > 0.0f && d.value <= most, "configuration",
-            std::string(key) + " is " + d.text,
-            "it must be positive in binary32, at most " + std::to_string(most));
-  };
-  constexpr double large = 1e30;
-  decimal_within(rope_theta, 2.0, 1e18, "model.rope_theta");
-  positive(norm_epsilon, 1.0, "model.norm_epsilon");
-  positive(initial_std, 1e6, "model.initial_std");
-  positive(peak_rate, 1e6, "schedule.peak_rate");
-  decimal_within(floor_rate, 0.0, peak_rate.value, "schedule.floor_rate");
-  decimal_within(beta1, 0.0, below_one, "optimizer.beta1");
-  decimal_within(beta2, 0.0, below_one, "optimizer.beta2");
-  positive(epsilon, large, "optimizer.epsilon");
-  decimal_within(weight_decay, 0.0, large, "optimizer.weight_decay");
-  positive(max_norm, large, "optimizer.max_norm");
-  decimal_within(z_loss, 0.0, large, "optimizer.z_loss");
-  positive(spike_threshold, large, "spike.threshold");
+  decimal_within(rope_theta, "2", "1e18", "model.rope_theta");
+  decimal_within(norm_epsilon, "1e-20", "1", "model.norm_epsilon"); // its power -3/2 is finite
+  decimal_within(initial_std, "1e-30", "1e6", "model.initial_std");
+  decimal_within(peak_rate, "1e-30", "1e6", "schedule.peak_rate");
+  decimal_within(floor_rate, "0", peak_rate.text.c_str(), "schedule.floor_rate");
+  decimal_within(beta1, "0", "0.9999999", "optimizer.beta1"); // below 1 in binary32, too
+  decimal_within(beta2, "0", "0.9999999", "optimizer.beta2");
+  decimal_within(epsilon, "1e-30", "1e30", "optimizer.epsilon");
+  decimal_within(weight_decay, "0", "1e30", "optimizer.weight_decay");
+  decimal_within(max_norm, "1e-30", "1e30", "optimizer.max_norm");
+  decimal_within(z_loss, "0", "1e30", "optimizer.z_loss");
+  decimal_within(spike_threshold, "1e-30", "1e30", "spike.threshold");
   within(spike_skipped, UINT32_MAX, "spike.skipped");
-  if (spike_halt_events > 0) within(spike_halt_window, UINT64_MAX, "spike.halt_window");
+  if (spike_halt_events > 0)
+    within(spike_halt_window, UINT64_MAX, "spike.halt_window");
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train

@@ -27,7 +27,8 @@ struct batch_phase {
 inline std::uint64_t accumulation_at(const std::vector<batch_phase>& phases, std::uint64_t tokens) {
   require(!phases.empty(), "ordo::train::accumulation_at", "the batch ramp has no phase");
   for (const batch_phase& phase : phases) {
-    if (tokens < phase.until_tokens) return phase.accumulation;
+    if (tokens < phase.until_tokens)
+      return phase.accumulation;
   }
   return phases.back().accumulation;
 }
@@ -45,9 +46,11 @@ struct learning_rate_schedule {
   /// own cosine, one rounding to binary32 (`host::narrow`).
   float at(std::uint64_t tokens) const {
     if (tokens < warmup_tokens) {
-      return host::narrow(peak * (static_cast<double>(tokens) / static_cast<double>(warmup_tokens)));
+      return host::narrow(peak *
+                          (static_cast<double>(tokens) / static_cast<double>(warmup_tokens)));
     }
-    if (tokens >= total_tokens) return host::narrow(floor);
+    if (tokens >= total_tokens)
+      return host::narrow(floor);
     const double progress = static_cast<double>(tokens - warmup_tokens) /
                             static_cast<double>(total_tokens - warmup_tokens);
     constexpr double pi = 0x1.921fb54442d18p+1;
@@ -55,4 +58,4 @@ struct learning_rate_schedule {
   }
 };
 
-}  // namespace ordo::train
+} // namespace ordo::train

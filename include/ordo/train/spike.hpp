@@ -13,24 +13,24 @@
 namespace ordo::train {
 
 struct spike_rule {
-  float threshold = 0;            ///< on the norm before clipping, strictly greater
-  std::uint64_t from_step = 1;    ///< the first step on which the threshold counts
-  std::uint64_t skipped = 5;      ///< steps skipped by an event, the event's own included
-  std::uint64_t halt_events = 0;  ///< events within `halt_window` steps that halt the run; 0: never
+  float threshold = 0;           ///< on the norm before clipping, strictly greater
+  std::uint64_t from_step = 1;   ///< the first step on which the threshold counts
+  std::uint64_t skipped = 5;     ///< steps skipped by an event, the event's own included
+  std::uint64_t halt_events = 0; ///< events within `halt_window` steps that halt the run; 0: never
   std::uint64_t halt_window = 0;
 };
 
 /// State carried from step to step; part of every record and checkpoint.
 struct spike_state {
-  std::uint64_t skips_left = 0;             ///< further steps to skip
-  std::vector<std::uint64_t> event_steps;   ///< events within the halt window
+  std::uint64_t skips_left = 0;           ///< further steps to skip
+  std::vector<std::uint64_t> event_steps; ///< events within the halt window
   friend bool operator==(const spike_state&, const spike_state&) = default;
 };
 
 struct spike_decision {
-  bool skip = false;   ///< no optimizer update this step
-  bool event = false;  ///< this step triggered
-  bool halt = false;   ///< stop after this step's record and checkpoint
+  bool skip = false;  ///< no optimizer update this step
+  bool event = false; ///< this step triggered
+  bool halt = false;  ///< stop after this step's record and checkpoint
 };
 
 /// Decides step `step` from its norm before clipping and its loss, and advances the state.
@@ -56,4 +56,4 @@ inline spike_decision decide_spike(const spike_rule& rule, spike_state& state, s
   return decision;
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train
