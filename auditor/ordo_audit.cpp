@@ -29,7 +29,8 @@ struct voice {
       : quiet(given.count("quiet") != 0), json_only(given.count("json") != 0) {}
 
   void say(const std::string& text) const {
-    if (!quiet && !json_only) std::cout << text << std::endl;
+    if (!quiet && !json_only)
+      std::cout << text << std::endl;
   }
   void verdict(const std::string& line, const json& details) const {
     if (json_only) {
@@ -49,7 +50,8 @@ std::string nonconformance(const instances::device& device) {
   const auto lines = device.conformance();
   const auto& expected = audit::expected_conformance();
   for (std::size_t i = 0; i < std::min(lines.size(), expected.size()); ++i) {
-    if (lines[i] != expected[i]) return lines[i].name + " " + lines[i].sizes;
+    if (lines[i] != expected[i])
+      return lines[i].name + " " + lines[i].sizes;
   }
   return lines.size() == expected.size() ? "" : "the number of lines";
 }
@@ -63,7 +65,8 @@ int selftest(const options::variables_map& given) {
   std::string first;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const bool same = i < expected.size() && lines[i] == expected[i];
-    if (!same && first.empty()) first = lines[i].name;
+    if (!same && first.empty())
+      first = lines[i].name;
     list.push_back({{"name", lines[i].name},
                     {"sizes", lines[i].sizes},
                     {"digest", digest::hex(lines[i].hash)},
@@ -71,7 +74,8 @@ int selftest(const options::variables_map& given) {
     out.say(lines[i].name + " | " + lines[i].sizes + " | " + digest::hex(lines[i].hash) +
             (same ? "" : "  DIFFERS"));
   }
-  if (lines.size() < expected.size() && first.empty()) first = expected[lines.size()].name;
+  if (lines.size() < expected.size() && first.empty())
+    first = expected[lines.size()].name;
   const std::string got = digest::hex(audit::conformance_digest(lines));
   const std::string wanted = digest::hex(audit::conformance_digest(expected));
   out.verdict(first.empty() ? "MATCH conformance " + got
@@ -87,15 +91,16 @@ int selftest(const options::variables_map& given) {
 }
 
 json to_json(const audit::difference& d) {
-  return {{"verdict", "DIFFERS"}, {"step", d.step},     {"field", d.field},
-          {"tensors", d.tensors}, {"expected", d.expected}, {"got", d.found},
-          {"meaning", d.meaning}};
+  return {{"verdict", "DIFFERS"},   {"step", d.step}, {"field", d.field},    {"tensors", d.tensors},
+          {"expected", d.expected}, {"got", d.found}, {"meaning", d.meaning}};
 }
 
 int report(const voice& out, const audit::difference& d) {
   out.say("step " + std::to_string(d.step) + ", " + d.field + ": " + d.meaning);
-  for (const std::string& name : d.tensors) out.say("  " + name);
-  out.verdict("DIFFERS step " + std::to_string(d.step) + " expected " + d.expected + " got " + d.found,
+  for (const std::string& name : d.tensors)
+    out.say("  " + name);
+  out.verdict("DIFFERS step " + std::to_string(d.step) + " expected " + d.expected + " got " +
+                  d.found,
               to_json(d));
   return differs;
 }
@@ -125,22 +130,31 @@ int replay_steps(const options::variables_map& given, std::uint64_t from, std::u
                                    : run.corpus_hint());
     const std::string said = digest::hex(io::get_hash(run.genesis(), "corpus", path));
     if (digest::hex(corpus->hash()) != said) {
-      return report(out, {0, "corpus", {}, said, digest::hex(corpus->hash()),
+      return report(out, {0,
+                          "corpus",
+                          {},
+                          said,
+                          digest::hex(corpus->hash()),
                           "the corpus is not the one the genesis names"});
     }
     const std::string words = digest::hex(io::get_hash(run.genesis(), "tokenizer", path));
     if (digest::hex(corpus->contents().tokenizer) != words) {
-      return report(out, {0, "tokenizer", {}, words, digest::hex(corpus->contents().tokenizer),
+      return report(out, {0,
+                          "tokenizer",
+                          {},
+                          words,
+                          digest::hex(corpus->contents().tokenizer),
                           "the corpus was made with another tokenizer than the genesis names"});
     }
     corpus->verify();
     out.say("corpus equals its manifest");
     const auto driver = device.make_driver(run.config(), corpus);
-    const auto result = audit::replay(run, *driver, from, to,
-                                      [&](std::uint64_t step, const digest::hash256& root) {
-                                        out.say("step " + std::to_string(step) + " " + digest::hex(root));
-                                      });
-    return result.differs ? report(out, *result.differs) : report_match(out, result.step, result.root);
+    const auto result =
+        audit::replay(run, *driver, from, to, [&](std::uint64_t step, const digest::hash256& root) {
+          out.say("step " + std::to_string(step) + " " + digest::hex(root));
+        });
+    return result.differs ? report(out, *result.differs)
+                          : report_match(out, result.step, result.root);
   } catch (const mismatch& m) {
     return report(out, {m.step, "file", {}, m.expected, m.found, m.what()});
   } catch (const std::exception& failure) {
@@ -166,12 +180,14 @@ int replay(const options::variables_map& given) {
 int explain(const options::variables_map& given) {
   const voice out(given);
   const auto step = given["step"].as<std::uint64_t>();
-  if (given.count("against") == 0) return replay_steps(given, step, step);
+  if (given.count("against") == 0)
+    return replay_steps(given, step, step);
   try {
     const train::run_directory a(text_of(given, "run")), b(text_of(given, "against"));
     require(step >= 1 && step <= std::min(a.steps(), b.steps()), "ordo-audit explain",
             "step " + std::to_string(step) + " is not recorded in both runs");
-    if (const auto d = audit::compare_runs(a, b, step)) return report(out, *d);
+    if (const auto d = audit::compare_runs(a, b, step))
+      return report(out, *d);
     return report_match(out, step, a.root(step));
   } catch (const mismatch& m) {
     return report(out, {m.step, "file", {}, m.expected, m.found, m.what()});
@@ -190,7 +206,7 @@ command make(const char* name, const char* synopsis, const char* meaning,
   return c;
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   using options::value;
@@ -205,7 +221,8 @@ int main(int argc, char** argv) {
     c.described.add_options()("device", value<std::string>(), "where to compute");
   }
   for (const std::size_t i : {1u, 2u}) {
-    commands[i].described.add_options()("run", value<std::string>()->required(), "folder of the run")(
+    commands[i].described.add_options()("run", value<std::string>()->required(),
+                                        "folder of the run")(
         "corpus", value<std::string>(), "where the corpus lies on this machine");
   }
   commands[1].described.add_options()("from", value<std::uint64_t>(), "first step")(

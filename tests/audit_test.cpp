@@ -98,9 +98,11 @@ tensors read(const std::filesystem::path& file, const std::string& prefix) {
   tensors all;
   io::safetensors_reader reader(file);
   for (const auto& entry : reader.tensors()) {
-    if (entry.name.rfind(prefix, 0) != 0) continue;
+    if (entry.name.rfind(prefix, 0) != 0)
+      continue;
     std::uint64_t n = 1;
-    for (const std::uint64_t extent : entry.shape) n *= extent;
+    for (const std::uint64_t extent : entry.shape)
+      n *= extent;
     std::vector<float>& values = all[entry.name.substr(prefix.size())];
     values.resize(n);
     if (entry.type == digest::dtype::f32) {
@@ -131,7 +133,8 @@ saved state_of(train::driver& driver, const scratch& folder) {
 }
 
 bool same_bits(const tensors& a, const tensors& b) {
-  if (a.size() != b.size()) return false;
+  if (a.size() != b.size())
+    return false;
   for (const auto& [name, values] : a) {
     const auto other = b.find(name);
     if (other == b.end() || other->second.size() != values.size() ||
@@ -147,7 +150,8 @@ template <class Combine>
 void combine(tensors& a, const tensors& b, const Combine& with) {
   for (auto& [name, values] : a) {
     const std::vector<float>& other = b.at(name);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = with(values[i], other[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = with(values[i], other[i]);
   }
 }
 void add(tensors& a, const tensors& b) {
@@ -159,11 +163,12 @@ void scale(tensors& a, float factor) {
 
 std::uint64_t count_of(const tensors& all) {
   std::uint64_t n = 0;
-  for (const auto& [name, values] : all) n += values.size();
+  for (const auto& [name, values] : all)
+    n += values.size();
   return n;
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("every device computes the contract") {
   const auto& expected = audit::expected_conformance();
@@ -212,7 +217,8 @@ TEST_CASE("devices advance alike") {
       }
       reports.push_back(report);
     }
-    for (const std::string& report : reports) CHECK(report == reports.front());
+    for (const std::string& report : reports)
+      CHECK(report == reports.front());
   }
 }
 
@@ -252,16 +258,19 @@ TEST_CASE("a mesh's gradient is the stated fold of its micro-batches") {
         add(rank, micro_batch[6 + r * 2 + s]);
         shards.push_back(rank);
       }
-      if (!shards_ascending) std::swap(shards[0], shards[1]);
+      if (!shards_ascending)
+        std::swap(shards[0], shards[1]);
       add(shards[0], shards[1]);
       scale(shards[0], 0.5f);
       replicas.push_back(shards[0]);
     }
-    if (!tree) std::swap(replicas[0], replicas[2]);
+    if (!tree)
+      std::swap(replicas[0], replicas[2]);
     tensors sum;
     for (const auto& [name, values] : replicas[0]) {
       std::vector<std::vector<float>> ranks;
-      for (const tensors& replica : replicas) ranks.push_back(replica.at(name));
+      for (const tensors& replica : replicas)
+        ranks.push_back(replica.at(name));
       sum[name] = reference::tree_fold(ranks);
     }
     scale(sum, static_cast<float>(1.0 / 3.0));
@@ -273,7 +282,8 @@ TEST_CASE("a mesh's gradient is the stated fold of its micro-batches") {
 
   // The plain sum of all twelve, as an order-blind reduction would take it.
   tensors plain = micro_batch[0];
-  for (std::size_t i = 1; i < micro_batch.size(); ++i) add(plain, micro_batch[i]);
+  for (std::size_t i = 1; i < micro_batch.size(); ++i)
+    add(plain, micro_batch[i]);
   scale(plain, static_cast<float>(1.0 / 6.0));
   CHECK_FALSE(same_bits(plain, got));
 
@@ -312,7 +322,8 @@ TEST_CASE("the update of a step is AdamW's") {
         const auto e = reference::adamw(scalars, {from, 0.0f, 0.0f}, g[i]);
         wrong += e.first != after.first.at(name)[i] || e.second != after.second.at(name)[i];
         wrong += arith::to_f32(arith::to_bf16(e.parameter)) != after.parameters.at(name)[i];
-        if (master) wrong += e.parameter != after.master.at(name)[i];
+        if (master)
+          wrong += e.parameter != after.master.at(name)[i];
         ++compared;
       }
     }
@@ -326,14 +337,14 @@ TEST_CASE("a step's gradient is the derivative of the loss") {
   const auto corpus = make_corpus(folder);
   struct kind {
     nn::linear_kind linear;
-    double most;  ///< relative error of a tensor's gradient
+    double most; ///< relative error of a tensor's gradient
   };
   for (const kind& k : {kind{nn::linear_kind::binary32, 0.02}, kind{nn::linear_kind::int8, 0.06}}) {
     train::run_config run = still(tiny());
     run.linear = k.linear;
     run.micro_batch = 1;
-    // Steps by the largest magnitude clip nothing, so that the straight-through gradient is meant to
-    // be that of the real product.
+    // Steps by the largest magnitude clip nothing, so that the straight-through gradient is meant
+    // to be that of the real product.
     run.weight_steps = quant::step_rule::largest_magnitude;
     const auto driver = instances::serial().make_driver(run, corpus);
     driver->initialise();
@@ -351,9 +362,12 @@ TEST_CASE("a step's gradient is the derivative of the loss") {
     const tensors gradient = state_of(*driver, folder).first;
     CHECK(count_of(gradient) == static_cast<std::uint64_t>(model::parameter_count(run.model)));
 
-    for (const auto& [name, g] : gradient) {
+    for (const auto& entry : gradient) {
+      const std::string& name = entry.first;
+      const std::vector<float>& g = entry.second;
       double norm = 0, errors = 0;
-      for (const float x : g) norm += static_cast<double>(x) * x;
+      for (const float x : g)
+        norm += static_cast<double>(x) * x;
       REQUIRE(norm > 0);
       constexpr int directions = 6;
       const oracle::vec at = exact.weights[name];
@@ -371,7 +385,8 @@ TEST_CASE("a step's gradient is the derivative of the loss") {
           said += r[e] * g[e];
         }
         const auto loss_at = [&](double distance) {
-          for (std::size_t e = 0; e < at.size(); ++e) exact.weights[name][e] = at[e] + distance * r[e];
+          for (std::size_t e = 0; e < at.size(); ++e)
+            exact.weights[name][e] = at[e] + distance * r[e];
           return exact.loss(window) / tokens;
         };
         const double derivative = (loss_at(h) - loss_at(-h)) / (2 * h);
@@ -388,7 +403,7 @@ TEST_CASE("spikes skip updates and halt a run after its record") {
   const scratch folder;
   const auto corpus = make_corpus(folder);
   train::run_config run = tiny();
-  run.spike_threshold = train::decimal("1e-20");  // every step is above it
+  run.spike_threshold = train::decimal("1e-20"); // every step is above it
   run.spike_from = 3;
   run.spike_skipped = 2;
   run.spike_halt_events = 2;
@@ -404,8 +419,10 @@ TEST_CASE("spikes skip updates and halt a run after its record") {
       std::uint64_t skips_left, adam_step;
     };
     // Two updates, an event that skips two steps, then the second event within four steps.
-    const expected steps[] = {{false, false, false, 0, 1}, {false, false, false, 0, 2},
-                              {true, true, false, 1, 2},   {false, true, false, 0, 2},
+    const expected steps[] = {{false, false, false, 0, 1},
+                              {false, false, false, 0, 2},
+                              {true, true, false, 1, 2},
+                              {false, true, false, 0, 2},
                               {true, true, true, 1, 2}};
     std::uint64_t number = 0;
     for (const expected& e : steps) {

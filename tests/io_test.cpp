@@ -765,6 +765,40 @@ TEST_CASE("safetensors: every cut and every changed byte of the header is an err
   }
 }
 
+TEST_CASE("safetensors: 2,000 files with a byte changed anywhere are read or refused") {
+  const scratch dir;
+  const std::string data(64, 'w');
+  io::write_safetensors(dir / "whole",
+                        {tensor("model.norm.weight", digest::dtype::bf16, {2, 8}, data.substr(32)),
+                         tensor("model.embed.weight", digest::dtype::f32, {8}, data.substr(32))},
+                        {{"format", "pt"}});
+  const std::string whole = content(dir / "whole");
+  std::uint32_t state = 1;
+  const auto draw = [&](std::uint32_t n) {
+    return ((state = state * 1664525u + 1013904223u) >> 8) % n;
+  };
+  int read = 0, refused = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes = whole;
+    const std::size_t at = draw(static_cast<std::uint32_t>(bytes.size()));
+    bytes[at] = static_cast<char>(static_cast<unsigned char>(bytes[at]) ^ (1 + draw(255)));
+    put(dir / "f", bytes);
+    try {
+      const io::safetensors_reader reader(dir / "f");
+      for (const io::safetensors_entry& e : reader.tensors()) {
+        std::vector<std::byte> bytes_of_it(static_cast<std::size_t>(e.end - e.begin));
+        reader.read(e.name, bytes_of_it);
+      }
+      ++read;
+    } catch (const error&) {
+      ++refused;
+    }
+  }
+  CHECK(read + refused == 2000);
+  CHECK(read > 200);  // a changed value is a value
+  CHECK(refused > 1000);
+}
+
 TEST_CASE("safetensors: a file cut while it is open, by a byte and by a page") {
   const scratch dir;
   const std::string big(20000, 'x');

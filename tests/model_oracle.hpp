@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The model in binary64 with the platform's functions and no rounding in between: what the gradients
-// of a step are the derivatives of, but for the roundings that the contract puts in.
+// The model in binary64 with the platform's functions and no rounding in between: what the
+// gradients of a step are the derivatives of, but for the roundings that the contract puts in.
 
 #include <cmath>
 #include <cstdint>
@@ -28,9 +28,9 @@ struct model {
     vec y(x.size());
     for (std::size_t row = 0; row < x.size(); row += width) {
       double squares = 0;
-      for (std::size_t i = 0; i < width; ++i) squares += x[row + i] * x[row + i];
-      const double r =
-          1 / std::sqrt(squares / static_cast<double>(width) + run.norm_epsilon.value);
+      for (std::size_t i = 0; i < width; ++i)
+        squares += x[row + i] * x[row + i];
+      const double r = 1 / std::sqrt(squares / static_cast<double>(width) + run.norm_epsilon.value);
       for (std::size_t i = 0; i < width; ++i) {
         y[row + i] = x[row + i] * r * (gain != nullptr ? (*gain)[i] : 1.0);
       }
@@ -44,7 +44,8 @@ struct model {
     vec y(rows * columns);
     for (std::size_t t = 0; t < rows; ++t) {
       for (std::size_t n = 0; n < columns; ++n) {
-        for (std::size_t k = 0; k < width; ++k) y[t * columns + n] += x[t * width + k] * w[n * width + k];
+        for (std::size_t k = 0; k < width; ++k)
+          y[t * columns + n] += x[t * width + k] * w[n * width + k];
       }
     }
     return y;
@@ -55,8 +56,9 @@ struct model {
     for (std::size_t row = 0; row < x.size() / dim; ++row) {
       const auto position = static_cast<double>(row / heads);
       for (std::size_t i = 0; i < dim / 2; ++i) {
-        const double angle = position * std::pow(run.rope_theta.value,
-                                                 -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+        const double angle =
+            position * std::pow(run.rope_theta.value,
+                                -2.0 * static_cast<double>(i) / static_cast<double>(dim));
         double& a = x[row * dim + 2 * i];
         double& b = x[row * dim + 2 * i + 1];
         const double turned = a * std::cos(angle) - b * std::sin(angle);
@@ -105,7 +107,8 @@ struct model {
     const auto d = static_cast<std::size_t>(run.model.hidden);
     const vec gate = linear(x, weight(layer + "mlp.gate_proj.weight"), d);
     vec up = linear(x, weight(layer + "mlp.up_proj.weight"), d);
-    for (std::size_t i = 0; i < up.size(); ++i) up[i] *= gate[i] / (1 + std::exp(-gate[i]));
+    for (std::size_t i = 0; i < up.size(); ++i)
+      up[i] *= gate[i] / (1 + std::exp(-gate[i]));
     return linear(up, weight(layer + "mlp.down_proj.weight"),
                   static_cast<std::size_t>(run.model.feed_forward));
   }
@@ -122,7 +125,8 @@ struct model {
       x.insert(x.end(), row, row + static_cast<std::ptrdiff_t>(d));
     }
     const auto add = [&](const vec& branch) {
-      for (std::size_t i = 0; i < x.size(); ++i) x[i] += branch[i];
+      for (std::size_t i = 0; i < x.size(); ++i)
+        x[i] += branch[i];
     };
     x = normalise(x, d, &weight("model.embed_norm.weight"));
     for (std::int64_t i = 0; i < run.model.layers; ++i) {
@@ -138,7 +142,8 @@ struct model {
     for (std::size_t t = 0; t < tokens; ++t) {
       const double* const row = logits.data() + t * (logits.size() / tokens);
       double total = 0;
-      for (std::size_t w = 0; w < words; ++w) total += std::exp(row[w]);
+      for (std::size_t w = 0; w < words; ++w)
+        total += std::exp(row[w]);
       const double partition = std::log(total);
       sum += partition - row[window[t + 1]] + run.z_loss.value * partition * partition;
     }
@@ -146,4 +151,4 @@ struct model {
   }
 };
 
-}  // namespace oracle
+} // namespace oracle

@@ -171,24 +171,31 @@ TEST_CASE("single codes") {
   CHECK(wrong == 0);
 }
 
-/// rotate_columns and rotate_rows of x, beside the definition.
+std::size_t padded(std::size_t n) {
+  return (n + 255) / 256 * 256;
+}
+
+/// rotate_rows of x, beside the definition.
 template <class Space>
-void compare_rotations(const matrix<bf16>& x) {
+void compare_rows(const matrix<bf16>& x) {
   INFO("shape " << x.rows << " x " << x.columns);
-  const auto padded = [](std::size_t n) { return (n + 255) / 256 * 256; };
-  {
-    matrix<float> factor(x.columns);
-    numbers next{x.columns + 3};
-    for (float& f : factor.data)
-      f = next.normal() * 0.01f;
-    matrix<std::int8_t> found(x.rows, padded(x.columns));
-    matrix<float> scale(x.rows), expected_scale(x.rows);
-    ordo::quant::rotate_rows(Space(), read<Space>(x), read_line<Space>(factor), found.in<Space>(),
-                             scale.line<Space>());
-    auto expected = reference::rotate_scaled_rows(x.rows, x.columns, x.span(), factor.span());
-    CHECK(first_difference(found.data, expected.codes) == -1);
-    CHECK(first_difference(scale.data, expected.scale) == -1);
-  }
+  matrix<float> factor(x.columns);
+  numbers next{x.columns + 3};
+  for (float& f : factor.data)
+    f = next.normal() * 0.01f;
+  matrix<std::int8_t> found(x.rows, padded(x.columns));
+  matrix<float> scale(x.rows);
+  ordo::quant::rotate_rows(Space(), read<Space>(x), read_line<Space>(factor), found.in<Space>(),
+                           scale.line<Space>());
+  const auto expected = reference::rotate_scaled_rows(x.rows, x.columns, x.span(), factor.span());
+  CHECK(first_difference(found.data, expected.codes) == -1);
+  CHECK(first_difference(scale.data, expected.scale) == -1);
+}
+
+/// rotate_columns of x, and of as many codes, beside the definition.
+template <class Space>
+void compare_columns(const matrix<bf16>& x) {
+  INFO("shape " << x.rows << " x " << x.columns);
   matrix<std::int8_t> found(x.columns, padded(x.rows));
   matrix<float> scale(x.columns);
   ordo::quant::rotate_columns<bf16>(Space(), read<Space>(x), {}, found.in<Space>(),
@@ -209,22 +216,23 @@ void compare_rotations(const matrix<bf16>& x) {
 
 TEST_CASE_TEMPLATE("rotated operands equal their definition", Space, ORDO_TEST_SPACES) {
   for (const std::size_t n : {0u, 1u, 255u, 256u, 257u, 511u, 512u, 513u}) {
-    compare_rotations<Space>(normal_bf16(5, n, n + 1));
-    compare_rotations<Space>(normal_bf16(n, 3, n + 2));
+    compare_rows<Space>(normal_bf16(5, n, n + 1));
+    compare_columns<Space>(normal_bf16(n, 3, n + 2));
   }
   for (const std::size_t columns : {31u, 32u, 33u, 63u, 64u, 65u, 97u})
-    compare_rotations<Space>(normal_bf16(40, columns, columns));
-  compare_rotations<Space>(wide_bf16(9, 300, 1, -126, -100));
-  compare_rotations<Space>(wide_bf16(300, 9, 2, -126, 127));
-  compare_rotations<Space>(wide_bf16(300, 9, 3, -20, 20));
+    compare_columns<Space>(normal_bf16(40, columns, columns));
+  compare_rows<Space>(wide_bf16(9, 300, 1, -126, -100));
+  compare_columns<Space>(wide_bf16(300, 9, 2, -126, 127));
+  compare_columns<Space>(wide_bf16(300, 9, 3, -20, 20));
   for (const std::size_t n : {4095u, 4096u, 4097u}) // around the longest row kept whole
-    compare_rotations<Space>(normal_bf16(1, n, n));
-  compare_rotations<Space>(normal_bf16(4097, 1, 6));
+    compare_rows<Space>(normal_bf16(1, n, n));
+  compare_columns<Space>(normal_bf16(4097, 1, 6));
   // Magnitudes around those whose alignment needs flushes or clamps.
-  for (int e = -95; e <= -78; ++e)
-    compare_rotations<Space>(wide_bf16(3, 40, 1, e - 30, e));
-  for (int e = 110; e <= 127; ++e)
-    compare_rotations<Space>(wide_bf16(40, 3, 2, e - 30, e));
+  for (const int edge : {-86, 119})
+    for (int e = edge - 8; e <= edge + 8; ++e) {
+      compare_rows<Space>(wide_bf16(3, 40, 1, e - 30, e));
+      compare_columns<Space>(wide_bf16(40, 3, 2, e - 30, e));
+    }
 }
 
 TEST_CASE_TEMPLATE("non-finite entries mark their row or column", Space, ORDO_TEST_SPACES) {
@@ -233,7 +241,8 @@ TEST_CASE_TEMPLATE("non-finite entries mark their row or column", Space, ORDO_TE
   x(20, 30) = brain(-infinity);
   x(21, 31) = brain(nan);
   x(22, 32) = brain(nan), x(22, 33) = brain(infinity);
-  compare_rotations<Space>(x);
+  compare_rows<Space>(x);
+  compare_columns<Space>(x);
   compare_quantizers<Space>(x);
   matrix<bf16> infinite = normal_bf16(4, 40, 2);
   infinite(1, 7) = brain(infinity);
@@ -489,6 +498,26 @@ TEST_CASE_TEMPLATE("the straight-through mask", Space, ORDO_TEST_SPACES) {
     }
     REQUIRE(std::count(r.dw.data.begin(), r.dw.data.end(), 0.0f) < 8);
   }
+}
+
+TEST_CASE_TEMPLATE("the mask begins at 127.5 steps exactly", Space, ORDO_TEST_SPACES) {
+  // A step of 2^-7 and weights of 127, 127.5 and 128 steps, both signs.
+  layer_case c(4, 1, 6, 2);
+  const float steps_of[] = {127.0f, 127.5f, 128.0f, -127.0f, -127.5f, -128.0f};
+  for (std::size_t j = 0; j < 6; ++j)
+    c.w(0, j) = brain(steps_of[j] * 0x1p-7f);
+  ordo::nn::int8_weights<Space> weights(1, 6);
+  weights.step(0) = 0x1p-7f;
+  const ordo::nn::int8_gradient_scratch<Space> scratch(4, 6);
+  const matrix<std::int8_t> x = codes(4, 6, 3);
+  matrix<float> step(1), dw(1, 6);
+  step(0) = 0.25f;
+  ordo::nn::linear_weight_gradient(
+      Space(), ordo::order::Exact(), read<Space>(c.dy),
+      ordo::nn::int8_activations<Space>{read<Space>(x), read_line<Space>(step)}, weights,
+      read<Space>(c.w), dw.in<Space>(), scratch);
+  for (std::size_t j = 0; j < 6; ++j)
+    CHECK((dw(0, j) == 0.0f) == (std::abs(steps_of[j]) >= 127.5f));
 }
 
 /// Relative error, in the Frobenius norm, against dy^T x in binary64; x as it is or, with a step,

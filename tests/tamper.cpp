@@ -3,11 +3,11 @@
 // tamper: does to a run or corpus what a dishonest trainer would, for the tests and the demo.
 //
 //   tamper flip-bit FILE                     one bit of the last byte but a thousand
-//   tamper learning-rate RUN STEP            the recorded rate one ulp higher, later records rechained
-//   tamper set RUN STEP FIELD JSON           another value of a field, or a new one; later records rechained
-//   tamper drop RUN STEP FIELD               without a field; later records rechained
-//   tamper set-genesis RUN FIELD JSON        another value in the genesis; records rechained
-//   tamper parse                             whether standard input is one line of JSON
+//   tamper learning-rate RUN STEP            the recorded rate one ulp higher, later records
+//   rechained tamper set RUN STEP FIELD JSON           another value of a field, or a new one;
+//   later records rechained tamper drop RUN STEP FIELD               without a field; later records
+//   rechained tamper set-genesis RUN FIELD JSON        another value in the genesis; records
+//   rechained tamper parse                             whether standard input is one line of JSON
 //   tamper change-document CORPUS RUN STEP   other text in the document that is read after STEP
 //   tamper swap-documents CORPUS RUN STEP    that document and the next one change places
 //
@@ -37,7 +37,8 @@ void flip_bit(const std::filesystem::path& path) {
 /// Calls `change(step, record)` for every record and writes them as a chain again that starts from
 /// `genesis`.
 template <class Change>
-void rewrite_records(const train::run_directory& run, digest::hash256 previous, const Change& change) {
+void rewrite_records(const train::run_directory& run, digest::hash256 previous,
+                     const Change& change) {
   std::string lines;
   for (std::uint64_t step = 1; step <= run.steps(); ++step) {
     train::json record = run.record(step);
@@ -52,7 +53,8 @@ void rewrite_records(const train::run_directory& run, digest::hash256 previous, 
 void raise_learning_rate(const std::filesystem::path& path, std::uint64_t at) {
   const train::run_directory run(path);
   rewrite_records(run, run.root(0), [&](std::uint64_t step, train::json& record) {
-    if (step != at) return;
+    if (step != at)
+      return;
     const float rate = io::parse_f32_hex(record.at("learning_rate").get<std::string>(), "record");
     record["learning_rate"] = io::f32_hex(arith::from_bits(arith::bits(rate) + 1));
   });
@@ -62,14 +64,16 @@ void set_field(const std::filesystem::path& path, std::uint64_t at, const std::s
                const std::string& value) {
   const train::run_directory run(path);
   rewrite_records(run, run.root(0), [&](std::uint64_t step, train::json& record) {
-    if (step == at) record[field] = io::parse_json(value, "the new value");
+    if (step == at)
+      record[field] = io::parse_json(value, "the new value");
   });
 }
 
 void drop_field(const std::filesystem::path& path, std::uint64_t at, const std::string& field) {
   const train::run_directory run(path);
   rewrite_records(run, run.root(0), [&](std::uint64_t step, train::json& record) {
-    if (step == at) record.erase(field);
+    if (step == at)
+      record.erase(field);
   });
 }
 
@@ -108,7 +112,10 @@ opened_shard open_shard(const std::filesystem::path& corpus_path, const train::r
   const data::permutation order(run.config().seed, "ordo.data.order." + info.name, at.epoch,
                                 info.documents);
   opened_shard shard{corpus_path / info.name / data::shard_name(0, ".bin"),
-                     corpus_path / info.name / data::shard_name(0, ".idx"), {}, 0, 0};
+                     corpus_path / info.name / data::shard_name(0, ".idx"),
+                     {},
+                     0,
+                     0};
   shard.next = order(at.place);
   shard.after = order((at.place + 1) % info.documents);
   for (std::uint64_t d = 0; d < info.documents; ++d) {
@@ -126,7 +133,8 @@ void write_shard(const opened_shard& shard) {
   };
   put(idx, offset);
   for (const auto& document : shard.documents) {
-    for (const std::uint32_t id : document) put(bin, id);
+    for (const std::uint32_t id : document)
+      put(bin, id);
     put(idx, offset += document.size());
   }
   io::write_file_atomic(shard.bin, bin);
@@ -151,7 +159,7 @@ void swap_documents(const std::filesystem::path& corpus, const std::filesystem::
   write_shard(shard);
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);

@@ -26,9 +26,9 @@ namespace options = boost::program_options;
 
 /// Exit statuses of every command.
 enum status : int {
-  same_or_done = 0,  ///< the same, or done
-  differs = 1,       ///< checked, and different
-  not_done = 2,      ///< could not be checked or done
+  same_or_done = 0, ///< the same, or done
+  differs = 1,      ///< checked, and different
+  not_done = 2,     ///< could not be checked or done
 };
 
 /// One subcommand. `run` gets the parsed options and returns an exit status.
@@ -48,7 +48,8 @@ inline void add_shared_options(options::options_description& described) {
 /// The smallest number of single-character edits between two words.
 inline std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t j = 0; j <= b.size(); ++j)
+    row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
     std::size_t diagonal = row[0]++;
     for (std::size_t j = 1; j <= b.size(); ++j) {
@@ -73,7 +74,8 @@ inline std::string closest(const std::string& word, const std::vector<std::strin
   return best.empty() ? "see --help" : "did you mean '" + best + "'?";
 }
 
-inline int run_command(const std::string& program, command& c, const std::vector<std::string>& words) {
+inline int run_command(const std::string& program, command& c,
+                       const std::vector<std::string>& words) {
   add_shared_options(c.described);
   options::variables_map given;
   try {
@@ -86,7 +88,8 @@ inline int run_command(const std::string& program, command& c, const std::vector
     options::store(parsed, given);
     // The conversion behind value<> would take -1 for 2^64 - 1.
     for (const auto& option : parsed.options) {
-      if (given[option.string_key].value().type() != typeid(std::uint64_t)) continue;
+      if (given[option.string_key].value().type() != typeid(std::uint64_t))
+        continue;
       for (const std::string& text : option.value) {
         require(text.find_first_not_of("0123456789") == std::string::npos, program + " " + c.name,
                 "--" + option.string_key + " is '" + text + "'", "a whole number is expected");
@@ -99,11 +102,13 @@ inline int run_command(const std::string& program, command& c, const std::vector
     options::notify(given);
   } catch (const options::unknown_option& unknown) {
     std::vector<std::string> known;
-    for (const auto& option : c.described.options()) known.push_back("--" + option->long_name());
+    for (const auto& option : c.described.options())
+      known.push_back("--" + option->long_name());
     throw error(program + " " + c.name, "unknown option '" + unknown.get_option_name() + "'",
                 closest(unknown.get_option_name(), known));
   } catch (const options::error& wrong) {
-    throw error(program + " " + c.name, wrong.what(), "see '" + program + " " + c.name + " --help'");
+    throw error(program + " " + c.name, wrong.what(),
+                "see '" + program + " " + c.name + " --help'");
   }
   return c.run(given);
 }
@@ -129,7 +134,8 @@ inline int run_program(const std::string& program, std::vector<command> commands
     std::vector<std::string> names;
     for (command& c : commands) {
       names.push_back(c.name);
-      if (c.name != words[0]) continue;
+      if (c.name != words[0])
+        continue;
       const int result = run_command(program, c, {words.begin() + 1, words.end()});
       std::fflush(stdout);
       require(std::cout.flush().good() && std::ferror(stdout) == 0, "standard output",
@@ -138,7 +144,8 @@ inline int run_program(const std::string& program, std::vector<command> commands
     }
     throw error(program, "unknown command '" + words[0] + "'", closest(words[0], names));
   } catch (const std::bad_alloc&) {
-    std::cerr << program << ": there is not enough memory; a smaller model, micro-batch or sequence "
+    std::cerr << program
+              << ": there is not enough memory; a smaller model, micro-batch or sequence "
               << "needs less\n";
     return not_done;
   } catch (const std::exception& failure) {
@@ -148,4 +155,4 @@ inline int run_program(const std::string& program, std::vector<command> commands
   }
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

@@ -4,9 +4,15 @@
 /// \file
 /// Building a corpus: documents to shards and manifest, complete or not at all.
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <ordo/data/corpus.hpp>
@@ -42,21 +48,29 @@ inline source_request parse_source(const std::string& text) {
 
 /// Shares as whole numbers in the proportion written: decimals are scaled by one power of ten.
 inline std::vector<std::uint64_t> parse_shares(const std::vector<source_request>& requests) {
+  const auto refuse = [](const source_request& r, const char* why) {
+    throw error("--source " + r.name, "the share '" + io::printable(r.share) + "' " + why,
+                "write a positive number of at most nine digits, such as 7 or 0.7");
+  };
+  const auto fraction = [](const source_request& r) {
+    const std::size_t point = r.share.find('.');
+    return point == std::string::npos ? std::string() : r.share.substr(point + 1);
+  };
   std::size_t decimals = 0;
   for (const source_request& r : requests) {
-    const std::size_t point = r.share.find('.');
-    if (point != std::string::npos) decimals = std::max(decimals, r.share.size() - point - 1);
+    if (fraction(r).size() > 8) refuse(r, "has too many digits");
+    decimals = std::max(decimals, fraction(r).size());
   }
   std::vector<std::uint64_t> shares;
   for (const source_request& r : requests) {
-    const std::size_t point = std::min(r.share.find('.'), r.share.size());
-    std::string digits = r.share.substr(0, point);
-    const std::string fraction = point < r.share.size() ? r.share.substr(point + 1) : "";
-    digits += fraction + std::string(decimals - fraction.size(), '0');
-    const bool number = !digits.empty() && digits.size() <= 9 &&
-                        digits.find_first_not_of("0123456789") == std::string::npos;
-    require(number && std::stoull(digits) > 0, "--source " + r.name,
-            "the share '" + r.share + "' is no positive number", "such as 7 or 0.7");
+    std::string digits = r.share.substr(0, r.share.find('.')) + fraction(r);
+    if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos) {
+      refuse(r, "is no positive number");
+    }
+    digits.append(decimals - fraction(r).size(), '0');
+    digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
+    if (digits.empty()) refuse(r, "is no positive number");
+    if (digits.size() > 9) refuse(r, "and the others differ in too many digits");
     shares.push_back(std::stoull(digits));
   }
   return shares;
@@ -67,18 +81,25 @@ class shard_writer {
  public:
   shard_writer(const std::filesystem::path& folder, std::uint64_t shard_tokens)
       : folder_(folder), shard_tokens_(shard_tokens) {
-    std::filesystem::create_directory(folder);
+    std::error_code failure;
+    std::filesystem::create_directory(folder, failure);
+    require(!failure, folder.string(), "it cannot be made: " + failure.message());
   }
 
   /// Appends a document, whose last token is the separator.
   void add(const std::vector<std::uint32_t>& tokens) {
+    require(!tokens.empty(), folder_.string(), "a document without its separator is given to it");
     if (!bin_) open();
-    write(*bin_, bin_hash_, std::as_bytes(std::span(tokens)));
+    bin_->add(std::as_bytes(std::span(tokens)));
     shard_.tokens += tokens.size();
     ++shard_.documents;
-    write_offset(shard_.tokens);
+    add_offset(shard_.tokens);
     if (shard_.tokens >= shard_tokens_) close();
   }
+
+  /// Tokens and documents so far.
+  std::uint64_t tokens() const { return info_.tokens + shard_.tokens; }
+  std::uint64_t documents() const { return info_.documents + shard_.documents; }
 
   /// Ends the source and returns its counts and digests.
   data::source_info finish() {
@@ -87,35 +108,51 @@ class shard_writer {
   }
 
  private:
-  static void write(const io::file& file, digest::sha256& hash, std::span<const std::byte> bytes) {
-    file.write(bytes);
-    hash.update(bytes);
-  }
-  void write_offset(std::uint64_t offset) {
-    write(*idx_, idx_hash_, std::as_bytes(std::span(&offset, 1)));
-  }
+  /// A file that is written in large pieces and hashed on the way.
+  class hashed_file {
+   public:
+    explicit hashed_file(const std::filesystem::path& path)
+        : file_(path, O_WRONLY | O_CREAT | O_EXCL) {}
+    void add(std::span<const std::byte> bytes) {
+      waiting_.insert(waiting_.end(), bytes.begin(), bytes.end());
+      if (waiting_.size() >= std::size_t{1} << 20) flush();
+    }
+    digest::hash256 finish() {
+      flush();
+      return hash_.finish();
+    }
+
+   private:
+    void flush() {
+      file_.write(std::span<const std::byte>(waiting_));
+      hash_.update(waiting_);
+      waiting_.clear();
+    }
+    io::file file_;
+    digest::sha256 hash_;
+    std::vector<std::byte> waiting_;
+  };
+
+  void add_offset(std::uint64_t offset) { idx_->add(std::as_bytes(std::span(&offset, 1))); }
   void open() {
-    constexpr int flags = O_WRONLY | O_CREAT | O_EXCL;
     const std::size_t number = info_.shards.size();
-    bin_.emplace(folder_ / data::shard_name(number, ".bin"), flags);
-    idx_.emplace(folder_ / data::shard_name(number, ".idx"), flags);
-    shard_ = {};
-    write_offset(0);
+    bin_.emplace(folder_ / data::shard_name(number, ".bin"));
+    idx_.emplace(folder_ / data::shard_name(number, ".idx"));
+    add_offset(0);
   }
   void close() {
-    shard_.bin = bin_hash_.finish();
-    shard_.idx = idx_hash_.finish();
+    shard_.bin = bin_->finish();
+    shard_.idx = idx_->finish();
     info_.tokens += shard_.tokens;
     info_.documents += shard_.documents;
-    info_.shards.push_back(shard_);
+    info_.shards.push_back(std::exchange(shard_, {}));
     bin_.reset();
     idx_.reset();
   }
 
   std::filesystem::path folder_;
   std::uint64_t shard_tokens_;
-  std::optional<io::file> bin_, idx_;
-  digest::sha256 bin_hash_, idx_hash_;
+  std::optional<hashed_file> bin_, idx_;
   data::shard_info shard_;
   data::source_info info_;
 };
@@ -125,6 +162,8 @@ struct build_request {
   std::vector<std::string> text_fields{"text"};
   bool split_blank_lines = false;
   std::uint64_t shard_tokens = std::uint64_t{1} << 27;
+  /// Told after every document: the source, its documents and its tokens so far.
+  std::function<void(const std::string&, std::uint64_t, std::uint64_t)> progress;
 };
 
 struct build_result {
@@ -132,12 +171,28 @@ struct build_result {
   std::uint64_t empty_documents = 0;
 };
 
+/// Finds what can be found wrong before hours of work.
+inline void check_request(const build_request& request, const std::filesystem::path& target) {
+  std::error_code ignored;
+  require(!std::filesystem::exists(std::filesystem::symlink_status(target, ignored)),
+          target.string(), "it exists", "choose another --out, or remove it first");
+  for (std::size_t i = 0; i < request.sources.size(); ++i) {
+    const source_request& source = request.sources[i];
+    for (std::size_t other = 0; other < i; ++other) {
+      require(!data::detail::same_but_for_case(request.sources[other].name, source.name),
+              "--source " + source.name,
+              "the name occurs twice (upper and lower case count as one)",
+              "list all its files in one --source");
+    }
+    for (const std::filesystem::path& file : source.files) byte_source readable(file);
+  }
+}
+
 /// Builds `target`, which must not exist.
 inline build_result build_corpus(const build_request& request, const data::tokenizer& tokenizer,
                                  const std::filesystem::path& target) {
-  require(!std::filesystem::exists(target), target.string(), "it exists",
-          "choose another --out, or remove it first");
   const std::vector<std::uint64_t> shares = parse_shares(request.sources);
+  check_request(request, target);
   build_result result;
   result.contents.vocabulary = tokenizer.vocabulary();
   result.contents.separator = tokenizer.separator();
@@ -146,29 +201,26 @@ inline build_result build_corpus(const build_request& request, const data::token
   std::vector<std::uint32_t> tokens;
   for (std::size_t i = 0; i < request.sources.size(); ++i) {
     const source_request& source = request.sources[i];
-    for (std::size_t other = 0; other < i; ++other) {
-      require(strcasecmp(request.sources[other].name.c_str(), source.name.c_str()) != 0,
-              "--source " + source.name, "the name occurs twice (upper and lower case count as one)",
-              "list all its files in one --source");
-    }
     shard_writer writer(staged.path() / source.name, request.shard_tokens);
+    const auto take = [&](const std::string& text) {
+      if (text.empty()) {
+        ++result.empty_documents;
+        return;
+      }
+      tokens.clear();
+      tokenizer.encode(text, tokens);
+      tokens.push_back(tokenizer.separator());
+      writer.add(tokens);
+      if (request.progress) request.progress(source.name, writer.documents(), writer.tokens());
+    };
     for (const std::filesystem::path& file : source.files) {
-      for_each_document(file, request.text_fields, request.split_blank_lines,
-                        [&](const std::string& text) {
-                          if (text.empty()) {
-                            ++result.empty_documents;
-                            return;
-                          }
-                          tokens.clear();
-                          tokenizer.encode(text, tokens);
-                          tokens.push_back(tokenizer.separator());
-                          writer.add(tokens);
-                        });
+      for_each_document(file, request.text_fields, request.split_blank_lines, take);
     }
     data::source_info info = writer.finish();
     info.name = source.name;
     info.share = shares[i];
-    require(info.tokens > 0, "--source " + source.name, "its files hold no text");
+    require(info.tokens > 0, "--source " + source.name, "its files hold no text",
+            "leave it out, or name files that do");
     result.contents.sources.push_back(std::move(info));
   }
   io::write_file_atomic(staged.path() / "manifest.json",

@@ -26,12 +26,15 @@ struct generate_options {
 
 /// The index of the largest logit, the first of several; with a temperature, a draw in proportion
 /// to exp((logit - largest) / temperature) by 64-bit integers, so that the choice has no rounding.
-inline std::uint32_t choose(const std::vector<float>& logits, float temperature, std::uint64_t word) {
+inline std::uint32_t choose(const std::vector<float>& logits, float temperature,
+                            std::uint64_t word) {
   std::uint32_t best = 0;
   for (std::uint32_t i = 1; i < logits.size(); ++i) {
-    if (logits[i] > logits[best]) best = i;
+    if (logits[i] > logits[best])
+      best = i;
   }
-  if (!(temperature > 0)) return best;
+  if (!(temperature > 0))
+    return best;
   std::vector<std::uint64_t> weights;
   std::uint64_t total = 0;
   for (const float logit : logits) {
@@ -42,7 +45,8 @@ inline std::uint32_t choose(const std::vector<float>& logits, float temperature,
   __extension__ using wide = unsigned __int128;
   auto drawn = static_cast<std::uint64_t>((static_cast<wide>(word) * total) >> 64);
   for (std::uint32_t i = 0; i < weights.size(); ++i) {
-    if (drawn < weights[i]) return i;
+    if (drawn < weights[i])
+      return i;
     drawn -= weights[i];
   }
   return best;
@@ -52,7 +56,8 @@ inline std::uint32_t choose(const std::vector<float>& logits, float temperature,
 inline std::string generate(const std::filesystem::path& path, const generate_options& given) {
   const train::run_directory run(path);
   const data::tokenizer tokenizer;
-  require(io::get_string(run.genesis(), "tokenizer", path.string()) == digest::hex(tokenizer.hash()),
+  require(io::get_string(run.genesis(), "tokenizer", path.string()) ==
+              digest::hex(tokenizer.hash()),
           path.string(), "the run was trained with another tokenizer than this release's");
   require(!given.prompt.empty(), "--prompt", "it is empty", "give the text a beginning");
   require(given.temperature >= 0, "--temperature", "it is negative or no number",
@@ -60,7 +65,8 @@ inline std::string generate(const std::filesystem::path& path, const generate_op
   const auto known = train::checkpoint_steps(run.checkpoints());
   const bool there = std::count(known.begin(), known.end(), given.step) > 0;
   std::string list = "0";
-  for (const std::uint64_t step : known) list += step > 0 ? ", " + std::to_string(step) : "";
+  for (const std::uint64_t step : known)
+    list += step > 0 ? ", " + std::to_string(step) : "";
   require(there || given.step == 0, "--step " + std::to_string(given.step),
           "the run has no checkpoint of it", "one of: " + list);
   const auto driver = instances::find_device(given.device).make_driver(run.config(), nullptr);
@@ -77,11 +83,12 @@ inline std::string generate(const std::filesystem::path& path, const generate_op
     const std::size_t seen = std::min<std::size_t>(ids.size(), run.config().sequence);
     const auto logits = driver->next_logits(std::span(ids).last(seen));
     const std::uint32_t next = choose(logits, given.temperature, draws.word64(i));
-    if (next == tokenizer.separator()) break;
+    if (next == tokenizer.separator())
+      break;
     ids.push_back(next);
     made.push_back(next);
   }
   return tokenizer.decode(made);
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

@@ -39,4 +39,4 @@ inline train::run_config read_config(const std::filesystem::path& path) {
   return train::parse_config(pairs, path.string());
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

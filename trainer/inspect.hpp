@@ -29,7 +29,8 @@ inline int inspect_checkpoint(const std::filesystem::path& path, bool as_json) {
     std::cout << io::canonical_json(text) << "\n";
     return same_or_done;
   }
-  for (const auto& [key, value] : state.items()) std::cout << key << " " << value.dump() << "\n";
+  for (const auto& [key, value] : state.items())
+    std::cout << key << " " << value.dump() << "\n";
   for (const auto& [name, tensor] : text["tensors"].items()) {
     std::cout << name << " " << tensor["dtype"].get<std::string>() << " " << tensor["shape"].dump()
               << "\n";
@@ -38,7 +39,8 @@ inline int inspect_checkpoint(const std::filesystem::path& path, bool as_json) {
 }
 
 inline int inspect(const std::filesystem::path& path, bool as_json) {
-  if (std::filesystem::is_regular_file(path / "state.json")) return inspect_checkpoint(path, as_json);
+  if (std::filesystem::is_regular_file(path / "state.json"))
+    return inspect_checkpoint(path, as_json);
   const train::run_directory run(path);
   const auto checkpoints = train::checkpoint_steps(run.checkpoints());
   const train::json last = run.steps() > 0 ? run.record(run.steps()) : train::json();
@@ -56,7 +58,8 @@ inline int inspect(const std::filesystem::path& path, bool as_json) {
   std::cout << "genesis     " << digest::hex(run.genesis_root()) << "\nparameters  "
             << model::parameter_count(run.config().model) << "\nsteps       " << run.steps()
             << "\nroot        " << digest::hex(run.root(run.steps())) << "\ncheckpoints";
-  for (const std::uint64_t step : checkpoints) std::cout << " " << step;
+  for (const std::uint64_t step : checkpoints)
+    std::cout << " " << step;
   std::cout << "\n";
   if (run.steps() > 0) {
     const std::string where = path.string();
@@ -71,4 +74,4 @@ inline int inspect(const std::filesystem::path& path, bool as_json) {
   return same_or_done;
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

@@ -75,7 +75,8 @@ int inspect(const options::variables_map& given) {
   std::printf("%-24s %12s %12s %14s %7s\n", "source", "share", "documents", "tokens", "shards");
   for (const auto& s : m.sources) {
     std::printf("%-24s %12llu %12llu %14llu %7zu\n", s.name.c_str(),
-                static_cast<unsigned long long>(s.share), static_cast<unsigned long long>(s.documents),
+                static_cast<unsigned long long>(s.share),
+                static_cast<unsigned long long>(s.documents),
                 static_cast<unsigned long long>(s.tokens), s.shards.size());
   }
   std::printf("tokenizer %s (vocabulary %u)\ncorpus    %s%s\n", digest::hex(m.tokenizer).c_str(),
@@ -112,10 +113,12 @@ int stream(const options::variables_map& given) {
       tree.append(data::window_leaf(w, tokens));
       continue;
     }
-    for (std::size_t i = 0; i < tokens.size(); ++i) std::cout << (i > 0 ? " " : "") << tokens[i];
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      std::cout << (i > 0 ? " " : "") << tokens[i];
     std::cout << "\n";
   }
-  if (given.count("digest") != 0) std::cout << digest::hex(tree.root()) << "\n";
+  if (given.count("digest") != 0)
+    std::cout << digest::hex(tree.root()) << "\n";
   return same_or_done;
 }
 
@@ -132,13 +135,14 @@ int tokenize(const options::variables_map& given) {
     const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
     std::vector<std::uint32_t> ids;
     tokenizer.encode(text, ids);
-    for (std::size_t i = 0; i < ids.size(); ++i) std::cout << (i > 0 ? " " : "") << ids[i];
+    for (std::size_t i = 0; i < ids.size(); ++i)
+      std::cout << (i > 0 ? " " : "") << ids[i];
     std::cout << "\n";
   } else {
     std::vector<std::uint32_t> ids;
     for (std::uint64_t id; std::cin >> id;) {
-      require(id < tokenizer.vocabulary(), "standard input", "the id " + std::to_string(id) +
-                                                                 " is outside the vocabulary");
+      require(id < tokenizer.vocabulary(), "standard input",
+              "the id " + std::to_string(id) + " is outside the vocabulary");
       ids.push_back(static_cast<std::uint32_t>(id));
     }
     require(std::cin.eof(), "standard input", "it is no list of ids", "whole numbers and spaces");
@@ -157,19 +161,20 @@ command make(const char* name, const char* synopsis, const char* meaning,
   return c;
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   using options::value;
   std::vector<command> commands{
-      make("tokenizer", "tokenizer encode|decode --tokenizer byte", "ids of standard input, and back",
-           tokenize),
+      make("tokenizer", "tokenizer encode|decode --tokenizer byte",
+           "ids of standard input, and back", tokenize),
       make("build", "build --tokenizer byte --source NAME=SHARE:FILE[,FILE...]... --out CORPUS",
            "shards and manifest from .txt, .jsonl, .jsonl.gz, .jsonl.zst", build),
       make("inspect", "inspect CORPUS", "sources, documents, tokens, digests", inspect),
       make("stream", "stream CORPUS --seed S --seq T --windows A:B [--digest]",
            "the canonical windows", stream)};
-  commands[0].described.add_options()("action", value<std::string>()->required(), "encode or decode")(
+  commands[0].described.add_options()("action", value<std::string>()->required(),
+                                      "encode or decode")(
       "tokenizer", value<std::string>()->default_value("byte"), "byte, or a tokenizer file");
   commands[0].positional.add("action", 1);
   commands[1].described.add_options()("tokenizer", value<std::string>()->required(),
@@ -187,9 +192,10 @@ int main(int argc, char** argv) {
     commands[i].positional.add("corpus", 1);
   }
   commands[2].described.add_options()("verify", "check the digest of every shard");
-  commands[3].described.add_options()("seed", value<std::uint64_t>()->required(), "seed of the run")(
-      "seq", value<std::uint64_t>()->required(), "tokens a window trains on")(
-      "windows", value<std::string>()->required(), "A:B, B not included")(
-      "digest", "one Merkle root instead of the windows");
+  commands[3].described.add_options()("seed", value<std::uint64_t>()->required(),
+                                      "seed of the run")("seq", value<std::uint64_t>()->required(),
+                                                         "tokens a window trains on")(
+      "windows", value<std::string>()->required(),
+      "A:B, B not included")("digest", "one Merkle root instead of the windows");
   return run_program("ordo-data", std::move(commands), argc, argv);
 }

@@ -2,6 +2,9 @@
 
 // ordo-train: makes runs, runs them, shows them, speaks with their models.
 
+#include <optional>
+#include <string_view>
+
 #include <ordo/data/tokenizer.hpp>
 #include <ordo/train/run_directory.hpp>
 
@@ -29,18 +32,17 @@ int init(const options::variables_map& given) {
   const auto corpus = std::make_shared<const data::corpus>(text_of(given, "corpus"));
   const auto driver = instances::find_device(text_of(given, "device")).make_driver(run, corpus);
   driver->initialise();
-  const train::json genesis =
-      train::make_genesis(run, digest::hex(corpus->contents().tokenizer), digest::hex(corpus->hash()),
-                          digest::state_root(driver->parameter_roots()),
-                          digest::state_root(driver->optimizer_roots()));
+  const train::json genesis = train::make_genesis(
+      run, digest::hex(corpus->contents().tokenizer), digest::hex(corpus->hash()),
+      digest::state_root(driver->parameter_roots()), digest::state_root(driver->optimizer_roots()));
   train::run_directory::create(path, genesis, corpus->path());
   if (given.count("json") != 0) {
     std::cout << io::canonical_json({{"genesis", digest::hex(train::root_of(genesis))},
                                      {"parameters", model::parameter_count(run.model)}})
               << "\n";
   } else if (given.count("quiet") == 0) {
-    std::cout << path.string() << ": " << model::parameter_count(run.model) << " parameters, genesis "
-              << digest::hex(train::root_of(genesis)) << "\n";
+    std::cout << path.string() << ": " << model::parameter_count(run.model)
+              << " parameters, genesis " << digest::hex(train::root_of(genesis)) << "\n";
   }
   return same_or_done;
 }
@@ -51,7 +53,8 @@ int run(const options::variables_map& given) {
   settings.corpus = text_of(given, "corpus");
   settings.quiet = given.count("quiet") != 0;
   settings.json = given.count("json") != 0;
-  if (given.count("until") != 0) settings.until = given["until"].as<std::uint64_t>();
+  if (given.count("until") != 0)
+    settings.until = given["until"].as<std::uint64_t>();
   return train_loop(text_of(given, "run"), settings);
 }
 
@@ -89,7 +92,7 @@ command make(const char* name, const char* synopsis, const char* meaning,
   return c;
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   using options::value;
@@ -102,22 +105,28 @@ int main(int argc, char** argv) {
       make("inspect", "inspect RUN|CHECKPOINT", "what a run or a checkpoint holds", show),
       make("generate", "generate --run RUN --step N --prompt TEXT",
            "text that the model of step N goes on with", speak)};
-  commands[0].described.add_options()("config", text()->required(), "configuration (trainer/configs)")(
+  commands[0].described.add_options()("config", text()->required(),
+                                      "configuration (trainer/configs)")(
       "corpus", text()->required(), "corpus made by ordo-data build")(
       "run", text()->required(), "folder of the run, which must not exist")("device", text(),
-                                                                          "where to compute");
+                                                                            "where to compute");
   commands[1].described.add_options()("run", text()->required(), "folder of the run")(
-      "until", value<std::uint64_t>(), "stop after this step")("device", text(), "where to compute")(
-      "corpus", text(), "where the corpus lies now, if it was moved");
+      "until", value<std::uint64_t>(), "stop after this step")(
+      "device", text(), "where to compute")("corpus", text(),
+                                            "where the corpus lies now, if it was moved");
   commands[2].described.add_options()("path", text()->required(), "folder of a run or checkpoint");
   commands[2].positional.add("path", 1);
   commands[3].described.add_options()("run", text()->required(), "folder of the run")(
-      "step", value<std::uint64_t>()->required(), "a step that has a checkpoint")(
-      "prompt", text()->required(), "what the text begins with")(
+      "step", value<std::uint64_t>()->required(),
+      "a step that has a checkpoint")("prompt", text()->required(), "what the text begins with")(
       "tokens", value<std::uint64_t>()->default_value(200), "tokens to generate")(
-      "temperature", value<float>()->default_value(0.0f), "0 takes the likeliest token")(
-      "seed", value<std::uint64_t>()->default_value(0), "of the draws")("device", text(),
-                                                                         "where to compute");
+      "temperature", value<float>()->default_value(0.0f),
+      "0 takes the likeliest token")("seed", value<std::uint64_t>()->default_value(0),
+                                     "of the draws")("device", text(), "where to compute");
+  // From the very start, so that a signal never ends a run without a word.
+  std::optional<stop_request> stop;
+  if (argc > 1 && std::string_view(argv[1]) == "run")
+    stop.emplace();
   const instances::kokkos_scope kokkos;
   return run_program("ordo-train", std::move(commands), argc, argv);
 }

@@ -4,9 +4,15 @@
 /// \file
 /// Documents out of text files: plain or JSON lines, compressed or not, a piece at a time.
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <zlib.h>
@@ -17,83 +23,121 @@
 
 namespace ordo::program {
 
-/// The bytes of a file, decompressed when its name ends in .gz or .zst.
+/// The bytes of a file, decompressed when its name ends in .gz or .zst. A compressed file that ends
+/// within its stream, or has something else after it, is an error, never a shorter text.
 class byte_source {
  public:
   explicit byte_source(const std::filesystem::path& path) : path_(path) {
-    require(!std::filesystem::is_directory(path), path.string(), "it is a folder",
+    std::error_code ignored;
+    require(!std::filesystem::is_directory(path, ignored), path.string(), "it is a folder",
             "list the files in the order in which they are to be read: NAME=SHARE:FILE,FILE");
     const std::string extension = path.extension().string();
-    if (extension == ".gz") {
-      gzip_ = gzopen(path.c_str(), "rb");
-      require(gzip_ != nullptr, path.string(), "cannot be opened", "check the name");
-    } else {
-      file_ = io::file(path, O_RDONLY);
-      if (extension == ".zst") {
-        zstd_.reset(ZSTD_createDCtx());
-        compressed_.resize(ZSTD_DStreamInSize());
-      }
+    for (const char* other : {".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".parquet"}) {
+      require(extension != other, path.string(), std::string(other) + " files are not read",
+              "convert it to .txt or .jsonl, plain or compressed as .gz or .zst");
     }
-  }
-  byte_source(const byte_source&) = delete;
-  ~byte_source() {
-    if (gzip_ != nullptr) gzclose(gzip_);
+    file_ = io::open_regular(path);
+    size_ = file_.size();
+    if (extension == ".gz") {
+      gzip_.reset(new z_stream{});
+      constexpr int gzip_of_any_window = 16 + MAX_WBITS;
+      require(inflateInit2(gzip_.get(), gzip_of_any_window) == Z_OK, path.string(),
+              "zlib cannot be started", "there may be too little memory");
+    } else if (extension == ".zst") {
+      zstd_.reset(ZSTD_createDCtx());
+      require(zstd_ != nullptr, path.string(), "zstd cannot be started",
+              "there may be too little memory");
+    }
+    if (gzip_ || zstd_) input_.resize(std::size_t{1} << 17);
   }
 
   /// Fills `out` from its start; returns how much, 0 at the end. Throws on damaged compression.
   std::size_t read(std::span<char> out) {
-    if (gzip_ != nullptr) {
-      const int n = gzread(gzip_, out.data(), static_cast<unsigned>(out.size()));
-      int code = Z_OK;
-      const char* const text = gzerror(gzip_, &code);
-      require(n >= 0 && (code == Z_OK || code == Z_STREAM_END), path_.string(),
-              std::string("it cannot be decompressed: ") + text, "the file is damaged or was cut");
-      return static_cast<std::size_t>(n);
+    if (!gzip_ && !zstd_) return read_file(out);
+    while (true) {
+      if (used_ == filled_ && !holds_more_) {
+        used_ = 0;
+        filled_ = read_file(input_);
+        if (filled_ == 0) {
+          require(ended_, path_.string(), "it ends within a compressed stream", "the file was cut");
+          return 0;
+        }
+      }
+      const std::size_t n = gzip_ ? inflate_some(out) : decompress_some(out);
+      holds_more_ = n == out.size();  // it may have stopped for lack of room
+      if (n > 0) return n;
     }
-    return zstd_ ? read_zstd(out) : read_plain(out);
   }
 
  private:
+  struct end_inflate {
+    void operator()(z_stream* stream) const {
+      inflateEnd(stream);
+      delete stream;
+    }
+  };
   struct free_context {
     void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
   };
 
-  std::size_t read_plain(std::span<char> out) {
-    const std::uint64_t left = file_.size() - std::min(file_.size(), at_);
-    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(left, out.size()));
+  std::size_t read_file(std::span<char> out) {
+    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(size_ - at_, out.size()));
     file_.read_at(at_, std::as_writable_bytes(out.first(n)));
     at_ += n;
     return n;
   }
 
-  std::size_t read_zstd(std::span<char> out) {
-    ZSTD_outBuffer to{out.data(), out.size(), 0};
-    while (to.pos == 0) {
-      if (input_.pos == input_.size) {
-        const std::size_t n = read_plain(compressed_);
-        if (n == 0) {
-          require(frame_done_, path_.string(), "it ends within a compressed frame", "the file was cut");
-          return 0;
-        }
-        input_ = {compressed_.data(), n, 0};
-      }
-      const std::size_t result = ZSTD_decompressStream(zstd_.get(), &to, &input_);
-      require(ZSTD_isError(result) == 0, path_.string(),
-              std::string("it cannot be decompressed: ") + ZSTD_getErrorName(result),
-              "the file is damaged");
-      frame_done_ = result == 0;
+  [[noreturn]] void refuse(const char* why) const {
+    throw error(path_.string(), "it cannot be decompressed: " + std::string(why),
+                "the file is damaged or not what its name says");
+  }
+
+  /// One call of the decoder on what is left of the input; returns the bytes made. Streams may
+  /// follow one another.
+  std::size_t inflate_some(std::span<char> out) {
+    z_stream& z = *gzip_;
+    const std::size_t before = used_;
+    z.next_in = reinterpret_cast<Bytef*>(input_.data() + used_);
+    z.avail_in = static_cast<uInt>(filled_ - used_);
+    z.next_out = reinterpret_cast<Bytef*>(out.data());
+    z.avail_out = static_cast<uInt>(out.size());
+    const int result = inflate(&z, Z_NO_FLUSH);
+    used_ = filled_ - z.avail_in;
+    const std::size_t made = out.size() - z.avail_out;
+    if (result == Z_STREAM_END) {
+      ended_ = true;
+      if (inflateReset(&z) != Z_OK) refuse("zlib cannot go on");
+    } else if (result == Z_OK || result == Z_BUF_ERROR) {
+      if (used_ != before) ended_ = false;
+    } else {
+      refuse(z.msg != nullptr ? z.msg : "no gzip stream");
     }
+    return made;
+  }
+
+  std::size_t decompress_some(std::span<char> out) {
+    ZSTD_inBuffer from{input_.data(), filled_, used_};
+    ZSTD_outBuffer to{out.data(), out.size(), 0};
+    const std::size_t result = ZSTD_decompressStream(zstd_.get(), &to, &from);
+    if (ZSTD_isError(result) != 0) refuse(ZSTD_getErrorName(result));
+    if (result == 0) {
+      ended_ = true;
+    } else if (from.pos != used_) {
+      ended_ = false;
+    }
+    used_ = from.pos;
     return to.pos;
   }
 
   std::filesystem::path path_;
   io::file file_;
-  std::uint64_t at_ = 0;
-  gzFile gzip_ = nullptr;
+  std::uint64_t size_ = 0, at_ = 0;
+  std::unique_ptr<z_stream, end_inflate> gzip_;
   std::unique_ptr<ZSTD_DCtx, free_context> zstd_;
-  std::vector<char> compressed_;
-  ZSTD_inBuffer input_{nullptr, 0, 0};
-  bool frame_done_ = true;
+  std::vector<char> input_;
+  std::size_t used_ = 0, filled_ = 0;
+  bool holds_more_ = false;  ///< the decoder may make more without input
+  bool ended_ = false;       ///< the last stream is complete
 };
 
 /// Whether a path holds JSON lines, compressed or not.
@@ -109,53 +153,88 @@ inline constexpr std::size_t document_limit = std::size_t{1} << 30;
 /// The text of one JSON line: the fields named, joined by line breaks.
 inline std::string text_of_line(const std::string& line, const std::vector<std::string>& fields,
                                 const std::string& where) {
-  const io::json object = io::parse_json(line, where);
-  require(object.is_object(), where, "a line is one JSON object");
+  const io::json object = io::parse_json(line, where, document_limit);
+  require(object.is_object(), where, "it is no JSON object", "write one object a line");
   std::string text;
   for (const std::string& field : fields) {
     const auto found = object.find(field);
     if (found == object.end() || !found->is_string()) {
       std::string there;
-      for (const auto& item : object.items()) there += (there.empty() ? "" : ", ") + item.key();
+      for (const auto& item : object.items()) {
+        if (there.size() > 200) break;
+        there += (there.empty() ? "" : ", ") + io::printable(item.key());
+      }
       throw error(where, "it has no text field '" + field + "'",
                   "its fields are: " + there + "; name the right ones with --text-field");
     }
     if (&field != &fields.front()) text += '\n';
-    text += found->get<std::string>();
+    text += found->get_ref<const std::string&>();
   }
   return text;
 }
 
-/// Calls `take(document)` for every document of a file: each line of JSON lines; otherwise the
-/// whole file, or, with `split`, its paragraphs separated by blank lines.
+namespace detail {
+
+/// A piece of text and what separates it from the next: [begin, end), then [end, next).
+struct piece_end {
+  std::size_t end, next;
+};
+
+/// The end of the line that is searched from `from` on; npos when the text ends before it.
+inline piece_end end_of_line(const std::string& text, std::size_t& from) {
+  const std::size_t end = text.find('\n', from);
+  from = std::min(end, text.size());
+  return {end, end + 1};
+}
+
+/// The end of the paragraph: a blank line, whichever way lines end.
+inline piece_end end_of_paragraph(const std::string& text, std::size_t& from) {
+  for (; (from = text.find('\n', from)) != std::string::npos; ++from) {
+    const std::string_view after = std::string_view(text).substr(from + 1, 2);
+    if (after.starts_with('\n')) return {from, from + 2};
+    if (after == "\r\n") return {text[from - (from > 0)] == '\r' ? from - 1 : from, from + 3};
+    if (after.empty() || after == "\r") return {std::string::npos, 0};  // more may follow
+  }
+  from = text.size();
+  return {std::string::npos, 0};
+}
+
+}  // namespace detail
+
+/// Calls `take(document)` for every document of a file: each line of JSON lines that is not blank;
+/// otherwise the whole file or, with `split`, its paragraphs separated by blank lines. Plain text is
+/// taken byte for byte, whatever it holds.
 template <class Take>
 void for_each_document(const std::filesystem::path& path, const std::vector<std::string>& fields,
                        bool split, const Take& take) {
   byte_source source(path);
   const bool lines = is_json_lines(path);
-  const std::string mark = lines ? "\n" : "\n\n";
-  std::vector<char> buffer(1 << 20);
+  std::vector<char> buffer(std::size_t{1} << 20);
   std::string pending;
   std::uint64_t number = 0;
+  std::size_t searched = 0;
   const auto deliver = [&](std::string piece) {
     if (!lines) return take(std::move(piece));
     ++number;
-    if (!piece.empty() && piece.back() == '\r') piece.pop_back();
-    if (piece.empty()) return;
+    if (piece.find_first_not_of(" \t\r") == std::string::npos) return;
     take(text_of_line(piece, fields, path.string() + ", line " + std::to_string(number)));
   };
   while (const std::size_t n = source.read(buffer)) {
-    std::size_t searched = pending.size() >= mark.size() ? pending.size() - mark.size() + 1 : 0;
     pending.append(buffer.data(), n);
+    if (lines || split) {
+      std::size_t begin = 0;
+      while (true) {
+        const auto [end, next] = lines ? detail::end_of_line(pending, searched)
+                                       : detail::end_of_paragraph(pending, searched);
+        if (end == std::string::npos) break;
+        deliver(pending.substr(begin, end - begin));
+        begin = searched = next;
+      }
+      pending.erase(0, begin);
+      searched -= begin;
+    }
     require(pending.size() <= document_limit, path.string(), "it holds a document beyond 1 GiB",
             "split it");
-    if (!lines && !split) continue;
-    std::size_t begin = 0;
-    for (std::size_t end; (end = pending.find(mark, searched)) != std::string::npos;) {
-      deliver(pending.substr(begin, end - begin));
-      begin = searched = end + mark.size();
-    }
-    pending.erase(0, begin);
   }
   if (!pending.empty()) deliver(std::move(pending));
 }

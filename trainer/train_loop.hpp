@@ -32,7 +32,7 @@ struct loop_options {
 /// Keeps a second trainer out of a run for as long as it lives. Taken before anything is read: what
 /// was read without it may be behind what another trainer has written since.
 class run_lock {
- public:
+public:
   explicit run_lock(const std::filesystem::path& run) {
     train::run_directory::require_run(run);
     file_ = io::file(run / "lock", O_RDWR | O_CREAT);
@@ -40,20 +40,21 @@ class run_lock {
             "another program is training this run", "wait for it, or stop it");
   }
 
- private:
+private:
   io::file file_;
 };
 
 /// Whether SIGINT or SIGTERM has asked to stop. A second signal ends the program at once; the run
 /// survives that too, at its last checkpoint.
 class stop_request {
- public:
+public:
   stop_request() {
-    for (const int number : {SIGINT, SIGTERM}) std::signal(number, &on_signal);
+    for (const int number : {SIGINT, SIGTERM})
+      std::signal(number, &on_signal);
   }
   static bool seen() { return seen_; }
 
- private:
+private:
   static void on_signal(int number) {
     seen_ = 1;
     std::signal(number, SIG_DFL);
@@ -75,7 +76,7 @@ inline std::string duration(double seconds) {
 
 /// The progress line: rewritten in place on a terminal, one line every ten seconds elsewhere.
 class progress_line {
- public:
+public:
   explicit progress_line(bool quiet) : quiet_(quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
   void show(const train::advanced& step, std::uint64_t last_step, double seconds, bool final) {
@@ -83,7 +84,8 @@ class progress_line {
                        : 0.9 * rate_ + 0.1 * static_cast<double>(step.tokens) / seconds;
     per_step_ = per_step_ == 0 ? seconds : 0.9 * per_step_ + 0.1 * seconds;
     const auto now = std::chrono::steady_clock::now();
-    if (quiet_ || (!terminal_ && !final && now - shown_ < std::chrono::seconds(10))) return;
+    if (quiet_ || (!terminal_ && !final && now - shown_ < std::chrono::seconds(10)))
+      return;
     shown_ = now;
     const std::uint64_t at = step.record.at("step").get<std::uint64_t>();
     std::fprintf(stderr, "%sstep %llu/%llu  loss %.4f  norm %.3f  %.0f tokens/s  %s left%s%s",
@@ -91,11 +93,12 @@ class progress_line {
                  static_cast<unsigned long long>(last_step), static_cast<double>(step.result.loss),
                  static_cast<double>(step.result.norm), rate_,
                  duration(per_step_ * static_cast<double>(last_step - at)).c_str(),
-                 step.result.spike.skip ? "  (update skipped)" : "", terminal_ && !final ? "" : "\n");
+                 step.result.spike.skip ? "  (update skipped)" : "",
+                 terminal_ && !final ? "" : "\n");
     std::fflush(stderr);
   }
 
- private:
+private:
   bool quiet_, terminal_;
   double rate_ = 0, per_step_ = 0;
   std::chrono::steady_clock::time_point shown_{};
@@ -106,8 +109,10 @@ inline std::uint64_t last_step_of(const train::run_config& run) {
   std::uint64_t step = 0, tokens = 0;
   for (std::size_t i = 0; i < run.ramp.size(); ++i) {
     const bool last = i + 1 == run.ramp.size();
-    const std::uint64_t end = last ? run.total_tokens : std::min(run.ramp[i].until_tokens, run.total_tokens);
-    if (tokens >= end) continue;
+    const std::uint64_t end =
+        last ? run.total_tokens : std::min(run.ramp[i].until_tokens, run.total_tokens);
+    if (tokens >= end)
+      continue;
     const std::uint64_t stride = run.windows_at(tokens) * run.sequence;
     const std::uint64_t steps = (end - tokens + stride - 1) / stride;
     step += steps;
@@ -131,8 +136,10 @@ inline void load_last(const train::run_directory& run, train::driver& driver, st
   const std::filesystem::path checkpoint = run.checkpoints() / train::step_name(step);
   try {
     const auto info = driver.load(run.checkpoints(), step, run.genesis_root());
-    require(info.record == run.root(step), checkpoint.string(),
-            "it does not belong to the record of step " + std::to_string(step));
+    train::json claimed;
+    const std::string field = run.disagreement(info, claimed);
+    require(field.empty(), checkpoint.string(),
+            "its '" + field + "' is not that of the record of step " + std::to_string(step));
   } catch (const error& failure) {
     throw error("the last checkpoint cannot be used", failure.what(),
                 "remove " + checkpoint.string() +
@@ -143,7 +150,6 @@ inline void load_last(const train::run_directory& run, train::driver& driver, st
 /// Trains until the end of the schedule, `until`, a halt or a signal. Everything that is done is on
 /// disk when it returns, and the same call goes on.
 inline int train_loop(const std::filesystem::path& path, const loop_options& given) {
-  const stop_request stop;
   const run_lock lock(path);
   train::run_directory run(path);
   run.clean();
@@ -179,17 +185,23 @@ inline int train_loop(const std::filesystem::path& path, const loop_options& giv
     const std::uint64_t at = driver->at().step;
     const bool fresh = at > run.steps();
     run.put(at, step.record, step.commitments);
-    if (fresh) run.append_metrics(metrics_of(step, seconds.count()));
+    if (fresh)
+      run.append_metrics(metrics_of(step, seconds.count()));
     halted = step.result.spike.halt;
-    if (at % run.config().checkpoint_every == 0 || at == last || halted || stop_request::seen()) save();
+    if (at % run.config().checkpoint_every == 0)
+      save();
     progress.show(step, last, seconds.count(), at == last || halted || stop_request::seen());
   }
+  // Whatever ended it, and also when a signal came after the last look at `seen`.
   const std::uint64_t at = driver->at().step;
+  if (at > 0)
+    save();
   if (given.json) {
     std::cout << io::canonical_json({{"step", at}, {"root", digest::hex(run.root(at))}}) << "\n";
   }
   if (halted) {
-    std::cerr << "ordo-train: halted by the spike rule after step " << at << "; record and checkpoint "
+    std::cerr << "ordo-train: halted by the spike rule after step " << at
+              << "; record and checkpoint "
               << "are written\n";
     return not_done;
   }
@@ -198,8 +210,9 @@ inline int train_loop(const std::filesystem::path& path, const loop_options& giv
               << "; everything is saved, the same command goes on\n";
     return not_done;
   }
-  if (!given.quiet && !given.json) std::cout << "step " << at << " " << digest::hex(run.root(at)) << "\n";
+  if (!given.quiet && !given.json)
+    std::cout << "step " << at << " " << digest::hex(run.root(at)) << "\n";
   return same_or_done;
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

@@ -3,4 +3,6 @@
 
 #include <ordo/nn/attention_shape.hpp>
 
-int main() { return ordo::nn::AttentionBlocks<60, 64>::query; }
+int main() {
+  return ordo::nn::AttentionBlocks<60, 64>::query;
+}

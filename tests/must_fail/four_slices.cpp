@@ -3,4 +3,6 @@
 
 #include <ordo/linalg/gemm_sliced.hpp>
 
-int main() { return sizeof(ordo::Sliced<4, 2>); }
+int main() {
+  return sizeof(ordo::Sliced<4, 2>);
+}

@@ -3,4 +3,6 @@
 
 #include <ordo/order/policies.hpp>
 
-int main() { return ordo::order::Lanes<0>::width; }
+int main() {
+  return ordo::order::Lanes<0>::width;
+}

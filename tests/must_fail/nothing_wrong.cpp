@@ -15,4 +15,6 @@ void product(ordo::matrix_view<const float, Kokkos::Serial> a,
              ordo::matrix_view<float, Kokkos::Serial> c) {
   ordo::gemm_f32(Kokkos::Serial(), ordo::order::Lanes<16>{}, a, b, c);
 }
-int main() { return sizeof(ordo::Sliced<2, 3>) + sizeof(ordo::nn::int8_weights<Kokkos::Serial>); }
+int main() {
+  return sizeof(ordo::Sliced<2, 3>) + sizeof(ordo::nn::int8_weights<Kokkos::Serial>);
+}

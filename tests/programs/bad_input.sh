@@ -112,6 +112,8 @@ expect 2 "nowhere.ini: there is no such file; shipped configurations" \
 expect 2 "there is no such file" "$trainer" init --config corpus --corpus corpus --run refused
 [ ! -e refused ] || fail "a run was made"
 
+# A model that no machine holds.
+refused "memory" model.hidden=131072 model.layers=60000
 # A shape that no kernel was written for is no error.
 init odd model.hidden=36 model.feed_forward=50 data.sequence=31 mesh.micro_batch=3 model.padded_vocabulary=257 \
   schedule.total_tokens=2232
@@ -215,6 +217,11 @@ fork; cp half/checkpoints/step-000014/model.safetensors "$last"; unusable "model
 fork; head -c 100 half/checkpoints/step-000020/state.json > "$last/state.json"; unusable "state.json: it is no valid JSON"
 fork; sed -i 's/"tokens":[0-9]*/"tokens":-1/' "$last/state.json"; unusable "state.json: 'tokens' is no count"
 fork; sed -i 's/"window":[0-9]*/"window":1/' "$last/state.json"; unusable "state.json: the cursor"
+for key in tokens adam_step; do
+  fork; sed -i "s/\"$key\":[0-9]*/\"$key\":12/" "$last/state.json"; unusable "its '$key' is not that of the record of step 20"
+done
+fork; sed -i 's/"skips_left":[0-9]*/"skips_left":9/' "$last/state.json"; unusable "its 'spike' is not that of the record"
+fork; sed -i 's/"record":"..../"record":"0000/' "$last/state.json"; unusable "its 'record' is not that of the record"
 fork; rm -rf "$last"; cp -r half/checkpoints/step-000014 "$last"
 unusable "the folder says step 20, the checkpoint step 14; the checkpoint was renamed"
 fork; rm -rf "$last"; cp -r stranger/checkpoints/step-000014 "$last"
@@ -269,6 +276,10 @@ for shard in terms rest; do
 done
 expect 2 "shard-00000.idx: the offsets of document [0-9]* are impossible" "$trainer" run --run half --corpus spoiled
 same half/records.jsonl kept.jsonl
+mv half/local.json kept.json
+expect 2 "half/local.json: it is missing, .*give --corpus" "$trainer" run --run half
+train half --corpus corpus --until 20
+mv kept.json half/local.json
 mv corpus moved
 expect 2 "corpus' holds no corpus" "$trainer" run --run half
 train half --corpus moved --until 21

@@ -19,7 +19,12 @@ fail() {
   [ ! -s err ] || { echo "--- standard error"; tail -n 5 err; } >&2
   exit 1
 }
-passed() { echo "$(basename "$0"): $checks checks passed"; }
+# The end of a test. What a failed one leaves stays, to be looked at.
+passed() {
+  cd "$build"
+  rm -rf "$scratch"
+  echo "$(basename "$0"): $checks checks passed"
+}
 
 # expect STATUS TEXT COMMAND...: runs it, its output in `out` and `err`; the status must be that one and TEXT
 # (an extended regular expression) must be found: in `out` for 0 and 1, in `err` for 2. Errors must say who

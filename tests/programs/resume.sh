@@ -61,8 +61,29 @@ for signal in TERM INT KILL; do
   [ "$stopped" -ge 1 ] || fail "SIG$signal never came in time"
   train "by-$signal"
   same_run "by-$signal" whole
+  steps=$(grep -o '"step":[0-9]*' "by-$signal/metrics.jsonl" | cut -d: -f2)
+  [ "$steps" = "$(sort -nu <<< "$steps")" ] || fail "metrics.jsonl has a step twice or out of order"
+  [ "$signal" = KILL ] || [ "$(wc -l <<< "$steps")" = 40 ] || fail "metrics.jsonl lacks a step"
   echo "SIG$signal: $stopped interruptions"
 done
+
+# The spike rule halts after record and checkpoint.
+init halting spike.threshold=0.8 spike.halt_events=2 spike.halt_window=20
+expect 2 "halted by the spike rule after step [0-9]+; record and checkpoint are written" \
+  "$bin/ordo-train" run --run halting
+halt=$(wc -l < halting/records.jsonl)
+sed -n "${halt}p" halting/records.jsonl | grep -q '"halt":true' || fail "the last record halts nothing"
+[ "$(grep -c '"halt":true' halting/records.jsonl)" = 1 ] || fail "it went on after a halt"
+[ "$halt" -lt 40 ] || fail "nothing was halted"
+[ -f "halting/checkpoints/$(printf 'step-%06d' "$halt")/state.json" ] || fail "the halt left no checkpoint"
+expect 0 "^MATCH step $halt " "$bin/ordo-audit" replay --run halting --step "$halt" --device serial
+# The halt comes again when the steps before it are run again.
+cp -r halting again
+rm -rf again/checkpoints/* again/commitments/* again/metrics.jsonl
+: > again/records.jsonl
+train again --until $((halt - 1))
+expect 2 "halted by the spike rule after step $halt;" "$bin/ordo-train" run --run again --device serial
+same_run again halting
 
 # Killed while it saves: a checkpoint every step makes saving the most of the work.
 init saving run.checkpoint_every=1 schedule.total_tokens=7680

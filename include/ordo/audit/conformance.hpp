@@ -259,6 +259,7 @@ void conform_model(conformance_run<Space>& run) {
 /// Computes the report on `space`.
 template <execution_space Space>
 std::vector<conformance_line> conformance(const Space& space) {
+  const arith::float_mode mode;  // for the scalars between kernels
   detail::conformance_run<Space> run(space);
   detail::conform_functions(run);
   detail::conform_sums(run);

@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include <ordo/core/error.hpp>
@@ -31,9 +32,20 @@ class permutation {
     mask_ = half_bits_ == 32 ? 0xffffffffu : (1u << half_bits_) - 1;
   }
 
+  /// The order that the same seed and name give another epoch; spares making the key again.
+  permutation at_epoch(std::uint64_t epoch) const {
+    permutation other = *this;
+    other.epoch_ = epoch;
+    return other;
+  }
+
   /// Place `i` of the order.
   std::uint64_t operator()(std::uint64_t i) const {
-    require(i < n_, "ordo::data::permutation", "place " + std::to_string(i) + " of " + std::to_string(n_));
+    // Not by `require`, whose texts would be made at every call.
+    if (i >= n_) {
+      throw error("ordo::data::permutation",
+                  "place " + std::to_string(i) + " of " + std::to_string(n_) + " is asked for");
+    }
     do {
       i = round_trip(i);
     } while (i >= n_);
@@ -45,9 +57,10 @@ class permutation {
     auto left = static_cast<std::uint32_t>(i >> half_bits_) & mask_;
     auto right = static_cast<std::uint32_t>(i) & mask_;
     for (std::uint32_t round = 0; round < 6; ++round) {
+      const random::words4 counter{{right, round, static_cast<std::uint32_t>(epoch_),
+                                    static_cast<std::uint32_t>(epoch_ >> 32)}};
       const random::words4 words = random::philox4x32_10(
-          {{right, round, static_cast<std::uint32_t>(epoch_), static_cast<std::uint32_t>(epoch_ >> 32)}},
-          static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32));
+          counter, static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32));
       const std::uint32_t next = left ^ (words.w[0] & mask_);
       left = right;
       right = next;

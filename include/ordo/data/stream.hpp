@@ -10,13 +10,16 @@
 /// that every epoch draws anew, epochs one after another without end; each window of a source takes
 /// the next length + 1 of them. No process, rank or batch size enters.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ordo/data/corpus.hpp>
 #include <ordo/data/permutation.hpp>
+#include <ordo/data/seek_index.hpp>
 #include <ordo/digest/merkle.hpp>
 
 namespace ordo::data {
@@ -43,123 +46,186 @@ struct stream_cursor {
   }
 };
 
+/// Windows that a stream may reach: more than any run has, few enough that no count overflows.
+inline constexpr std::uint64_t window_limit = std::uint64_t{1} << 48;
+
+/// The stream of one corpus, which must outlive it.
+///
+/// Bits: of the seed, the manifest and the window's number alone. Cost: constant memory; next reads
+/// an index entry and a range a document; resume an index entry a source; seek counts the draws
+/// before the window and reads the index entries of the documents before it in its epoch, the
+/// second time from the nearest mark on.
 class window_stream {
  public:
   /// Windows train on `length` tokens and hold one more. Throws when a source has fewer tokens than
   /// a window.
   window_stream(const corpus& from, std::uint64_t seed, std::uint64_t length)
-      : corpus_(&from), seed_(seed), length_(length), draws_(seed, "ordo.data.source") {
+      : corpus_(&from), length_(length), source_of_(seed, shares_of(from)) {
+    require(length >= 1 && length < UINT32_MAX, "ordo::data::window_stream",
+            "windows of " + std::to_string(length) + " tokens are asked for",
+            "data.sequence (--seq) is at least 1 and below 2^32 - 1");
     for (const source_info& s : from.contents().sources) {
-      require(s.tokens >= length + 1, from.path().string(),
-              "source '" + s.name + "' has " + std::to_string(s.tokens) + " tokens, a window needs " +
-                  std::to_string(length + 1),
+      require(s.tokens > length, from.path().string(),
+              "source '" + s.name + "' has " + std::to_string(s.tokens) +
+                  " tokens, a window needs " + std::to_string(length + 1),
               "give it more text or train on shorter windows (data.sequence)");
-      total_share_ += s.share;
+      orders_.emplace_back(seed, "ordo.data.order." + s.name, 0, s.documents);
+      marks_.push_back({0, {0, 64}});
     }
-    cursor_.sources.resize(from.contents().sources.size());
+    cursor_.sources.resize(orders_.size());
   }
 
   std::uint64_t window_tokens() const { return length_ + 1; }
   const stream_cursor& cursor() const { return cursor_; }
 
   /// Goes on from a cursor that somebody else kept: every number is checked against the corpus.
+  /// What only a walk could tell (that the documents before have so many tokens) the batch root of
+  /// the next step does.
   void resume(const io::json& json, const std::string& where) {
     stream_cursor next;
     next.window = io::get_u64(json, "window", where);
+    require(next.window <= window_limit, where, "the cursor's window is beyond 2^48");
     const io::json& list = io::get_array(json, "sources", where);
-    require(list.size() == cursor_.sources.size(), where,
+    require(list.size() == orders_.size(), where,
             "the cursor has " + std::to_string(list.size()) + " sources, the corpus " +
-                std::to_string(cursor_.sources.size()));
+                std::to_string(orders_.size()));
     std::uint64_t windows = 0;
     for (std::size_t s = 0; s < list.size(); ++s) {
-      const io::json& entry = list[s];
-      require(entry.is_array() && entry.size() == 4, where, "a cursor has four numbers a source");
-      std::uint64_t n[4];
-      for (std::size_t i = 0; i < 4; ++i) {
-        require(entry[i].is_number_unsigned(), where, "a cursor's number is no count");
-        n[i] = entry[i].get<std::uint64_t>();
-      }
-      next.sources.push_back({n[0], n[1], n[2], n[3]});
-      windows += n[0];
-      require(n[2] < corpus_->contents().sources[s].documents &&
-                  n[3] < corpus_->document_length(s, order(s, n[1])(n[2])),
-              where, "the cursor of source " + std::to_string(s) + " lies outside the corpus");
+      next.sources.push_back(checked_cursor(s, list[s], where));
+      windows += next.sources.back().windows;  // at most 2^48 each, 256 sources
     }
     require(windows == next.window, where, "the cursor's windows do not add up");
-    cursor_ = next;
+    check_choices(next, where);
+    cursor_ = std::move(next);
   }
 
-  /// Goes to window `window` without a cursor: counts the choices before it, then walks document
-  /// lengths of one epoch a source.
+  /// Goes to window `window` without a cursor.
   void seek(std::uint64_t window) {
+    require(window <= window_limit, "ordo::data::window_stream",
+            "window " + std::to_string(window) + " is beyond 2^48");
     stream_cursor next;
     next.window = window;
-    next.sources.resize(cursor_.sources.size());
-    for (std::uint64_t w = 0; w < window; ++w) ++next.sources[source_of(w)].windows;
-    for (std::size_t s = 0; s < next.sources.size(); ++s) {
-      source_cursor& at = next.sources[s];
-      const source_info& info = corpus_->contents().sources[s];
-      __extension__ using wide = unsigned __int128;
-      const wide position = static_cast<wide>(at.windows) * (length_ + 1);
-      at.epoch = static_cast<std::uint64_t>(position / info.tokens);
-      at.offset = static_cast<std::uint64_t>(position % info.tokens);
-      const permutation documents = order(s, at.epoch);
-      for (;; ++at.place) {
-        const std::uint64_t n = corpus_->document_length(s, documents(at.place));
-        if (at.offset < n) break;
-        at.offset -= n;
-      }
-    }
-    cursor_ = next;
+    const std::vector<std::uint64_t> windows = source_of_.windows_before(window);
+    for (std::size_t s = 0; s < windows.size(); ++s) next.sources.push_back(walk(s, windows[s]));
+    cursor_ = std::move(next);
   }
 
   /// The source of window `w`.
-  std::size_t source_of(std::uint64_t w) const {
-    __extension__ using wide = unsigned __int128;
-    auto drawn = static_cast<std::uint64_t>((static_cast<wide>(draws_.word64(w)) * total_share_) >> 64);
-    std::size_t s = 0;
-    for (; drawn >= corpus_->contents().sources[s].share; ++s) {
-      drawn -= corpus_->contents().sources[s].share;
-    }
-    return s;
-  }
+  std::size_t source_of(std::uint64_t w) const { return source_of_(w); }
 
   /// Takes the next window; `out` has room for length + 1 tokens.
   void next(std::span<std::uint32_t> out) {
-    require(out.size() == length_ + 1, "ordo::data::window_stream",
-            "a window has " + std::to_string(length_ + 1) + " tokens, room for " +
-                std::to_string(out.size()) + " was given");
+    if (out.size() != length_ + 1) {
+      throw error("ordo::data::window_stream",
+                  "a window has " + std::to_string(length_ + 1) + " tokens, room for " +
+                      std::to_string(out.size()) + " was given");
+    }
     const std::size_t s = source_of(cursor_.window);
-    source_cursor& at = cursor_.sources[s];
-    const source_info& info = corpus_->contents().sources[s];
+    source_cursor at = cursor_.sources[s];
     while (!out.empty()) {
-      const std::uint64_t document = order(s, at.epoch)(at.place);
-      const std::uint64_t left = corpus_->document_length(s, document) - at.offset;
+      const document_place document = corpus_->locate(s, orders_[s].at_epoch(at.epoch)(at.place));
+      if (at.offset >= document.tokens) refuse_index(s);
+      const std::uint64_t left = document.tokens - at.offset;
       const auto taken = static_cast<std::size_t>(std::min<std::uint64_t>(left, out.size()));
-      corpus_->read(s, document, at.offset, out.first(taken));
+      corpus_->read(document, at.offset, out.first(taken));
       out = out.subspan(taken);
       at.offset += taken;
       if (taken < left) continue;
       at.offset = 0;
-      if (++at.place == info.documents) {
+      if (++at.place == source(s).documents) {
         at.place = 0;
         ++at.epoch;
       }
     }
     ++at.windows;
+    cursor_.sources[s] = at;  // not before: a window that could not be read is not taken
     ++cursor_.window;
   }
 
  private:
-  permutation order(std::size_t s, std::uint64_t epoch) const {
-    const source_info& info = corpus_->contents().sources[s];
-    return permutation(seed_, "ordo.data.order." + info.name, epoch, info.documents);
+  /// Tokens before the places of one epoch's order.
+  struct order_marks {
+    std::uint64_t epoch;
+    sparse_marks<std::uint64_t> tokens;
+  };
+
+  static std::vector<std::uint64_t> shares_of(const corpus& from) {
+    std::vector<std::uint64_t> shares;
+    for (const source_info& s : from.contents().sources) shares.push_back(s.share);
+    return shares;
+  }
+
+  const source_info& source(std::size_t s) const { return corpus_->contents().sources[s]; }
+
+  [[noreturn]] void refuse_index(std::size_t s) const {
+    throw error((corpus_->path() / source(s).name).string(),
+                "its indexes and the manifest's count of tokens disagree",
+                "run 'ordo-data inspect --verify' and fetch the damaged shard again");
+  }
+
+  /// Epoch, and token within it, at which window `windows` of source s begins.
+  std::pair<std::uint64_t, std::uint64_t> position(std::size_t s, std::uint64_t windows) const {
+    __extension__ using wide = unsigned __int128;
+    const wide token = static_cast<wide>(windows) * (length_ + 1);
+    return {static_cast<std::uint64_t>(token / source(s).tokens),
+            static_cast<std::uint64_t>(token % source(s).tokens)};
+  }
+
+  source_cursor checked_cursor(std::size_t s, const io::json& json,
+                               const std::string& where) const {
+    require(json.is_array() && json.size() == 4, where, "a cursor has four numbers a source");
+    std::uint64_t n[4];
+    for (std::size_t i = 0; i < 4; ++i) {
+      require(json[i].is_number_unsigned(), where, "a cursor's number is no count");
+      n[i] = json[i].get<std::uint64_t>();
+    }
+    const source_cursor at{n[0], n[1], n[2], n[3]};
+    const std::string name = "the cursor of source '" + source(s).name + "'";
+    require(at.windows <= window_limit && at.place < source(s).documents &&
+                at.offset < corpus_->document_length(s, orders_[s].at_epoch(at.epoch)(at.place)),
+            where, name + " lies outside the corpus");
+    const auto [epoch, token] = position(s, at.windows);
+    // Each document before the place has a token at least, the first place none before it.
+    require(at.epoch == epoch && at.offset <= token && at.place <= token - at.offset &&
+                (at.place > 0 || at.offset == token),
+            where, name + " contradicts its count of windows");
+    return at;
+  }
+
+  /// Throws unless each source has the windows that the seed gives it. A count that would take
+  /// longer than a few seconds is left to the batch root.
+  void check_choices(const stream_cursor& next, const std::string& where) {
+    if (next.window > std::uint64_t{1} << 28) return;
+    const std::vector<std::uint64_t> windows = source_of_.windows_before(next.window);
+    for (std::size_t s = 0; s < windows.size(); ++s) {
+      require(next.sources[s].windows == windows[s], where,
+              "the cursor has " + std::to_string(next.sources[s].windows) +
+                  " windows of source '" + source(s).name + "', the seed gives it " +
+                  std::to_string(windows[s]),
+              "it belongs to another run or was changed");
+    }
+  }
+
+  /// The cursor before window `windows` of source s.
+  source_cursor walk(std::size_t s, std::uint64_t windows) {
+    const auto [epoch, token] = position(s, windows);
+    if (marks_[s].epoch != epoch) marks_[s] = {epoch, {0, 64}};
+    const permutation order = orders_[s].at_epoch(epoch);
+    auto [place, start] = marks_[s].tokens.before_value(token);
+    for (;; ++place) {
+      if (place == source(s).documents) refuse_index(s);
+      const std::uint64_t length = corpus_->document_length(s, order(place));
+      if (token - start < length) return {windows, epoch, place, token - start};
+      start += length;
+      marks_[s].tokens.offer(place + 1, start);
+    }
   }
 
   const corpus* corpus_;
-  std::uint64_t seed_, length_;
-  random::stream draws_;
-  std::uint64_t total_share_ = 0;
+  std::uint64_t length_;
+  source_choice source_of_;
+  std::vector<permutation> orders_;  ///< of epoch 0
+  std::vector<order_marks> marks_;
   stream_cursor cursor_;
 };
 
@@ -175,6 +241,9 @@ inline digest::hash256 window_leaf(std::uint64_t window, std::span<const std::ui
 /// Merkle root over windows [first, first + n) that lie one after another in `tokens`.
 inline digest::hash256 batch_root(std::uint64_t first, std::uint64_t window_tokens,
                                   std::span<const std::uint32_t> tokens) {
+  require(window_tokens > 0 && tokens.size() % window_tokens == 0, "ordo::data::batch_root",
+          std::to_string(tokens.size()) + " tokens are no whole windows of " +
+              std::to_string(window_tokens));
   digest::merkle_accumulator tree;
   for (std::uint64_t at = 0; at < tokens.size(); at += window_tokens) {
     tree.append(window_leaf(first++, tokens.subspan(static_cast<std::size_t>(at),

@@ -243,12 +243,13 @@ inline void append_line(const std::filesystem::path& path, const std::string& li
 /// A directory that appears under its name complete or not at all.
 class staged_directory {
  public:
-  /// Makes `target`.partial-PID, and the directories above it. Throws when `target` exists.
+  /// Makes `target`.partial-PID, and the directories above it; removes what killed writers of the
+  /// same target left. Throws when `target` exists.
   explicit staged_directory(std::filesystem::path target)
       : target_(std::move(target)), staged_(detail::beside(target_)) {
     if (!target_.has_filename()) target_ = target_.parent_path();
     if (taken()) detail::fail(target_, "cannot be made", EEXIST);
-    remove_unless_locked(staged_);
+    remove_stale(target_.has_parent_path() ? target_.parent_path() : ".", target_.filename());
     std::error_code failure;
     if (target_.has_parent_path()) {
       std::filesystem::create_directories(target_.parent_path(), failure);
@@ -277,16 +278,16 @@ class staged_directory {
   }
 
   /// Removes what killed writers left in `parent`, files and directories, and nothing that is being
-  /// written now.
-  static void remove_stale(const std::filesystem::path& parent) {
+  /// written now; with `name`, only what was to be called so.
+  static void remove_stale(const std::filesystem::path& parent, const std::string& name = {}) {
     std::error_code failure;
     std::filesystem::directory_iterator entries(parent, failure);
     if (failure == std::errc::no_such_file_or_directory) return;
     for (; !failure && entries != std::filesystem::directory_iterator();
          entries.increment(failure)) {
-      if (detail::is_partial(entries->path().filename().string())) {
-        remove_unless_locked(entries->path());
-      }
+      const std::string found = entries->path().filename().string();
+      const bool meant = name.empty() || found.substr(0, found.rfind(".partial-")) == name;
+      if (meant && detail::is_partial(found)) remove_unless_locked(entries->path());
     }
     if (failure) detail::fail(parent, "cannot be read", failure.value());
   }

@@ -16,6 +16,9 @@ namespace ordo::model {
 /// the 133,144 products that int32 holds.
 inline constexpr std::int64_t longest_rotated = 133120;
 
+/// Longest contraction of the sliced head (gemm_sliced.hpp), which runs over the vocabulary.
+inline constexpr std::int64_t longest_sliced = 132104;
+
 /// Sizes of one model. All tensors follow from them.
 struct config {
   std::int64_t layers = 0;
@@ -64,6 +67,9 @@ struct config {
             "model.padded_vocabulary " + std::to_string(padded_vocabulary) +
                 " is below model.vocabulary " + std::to_string(vocabulary));
     require(full_every >= 0, "configuration", "model.full_every is negative");
+    require(vocabulary <= longest_sliced && hidden <= longest_sliced, "configuration",
+            "the head multiplies " + shape(vocabulary, hidden) + " in int8 slices",
+            "keep model.vocabulary and model.hidden at most " + std::to_string(longest_sliced));
     for (const std::int64_t k : {hidden, qkv_rows(), 2 * feed_forward, padded_vocabulary}) {
       require(k <= longest_rotated, "configuration",
               "a contraction over " + std::to_string(k) + " int8 products does not fit int32",

@@ -20,6 +20,9 @@
 
 namespace ordo::model {
 
+static_assert(longest_sliced == gemm_sliced_max_k<2, 2>,
+              "ordo::model: the longest vocabulary is what the sliced head can multiply");
+
 /// Constants that, with the shape and the parameters, decide every bit of a forward pass.
 struct numerics {
   nn::linear_kind linear = nn::linear_kind::int8;

@@ -19,15 +19,16 @@ namespace ordo::train {
 /// "step-000100".
 inline std::string step_name(std::uint64_t step) {
   std::string digits = std::to_string(step);
-  if (digits.size() < 6) digits.insert(0, 6 - digits.size(), '0');
+  if (digits.size() < 6)
+    digits.insert(0, 6 - digits.size(), '0');
   return "step-" + digits;
 }
 
 /// What a checkpoint says of itself beside the tensors.
 struct checkpoint_info {
   progress at;
-  json cursor;               ///< of the data stream
-  digest::hash256 record{};  ///< root of the record of step at.step, of the genesis for step 0
+  json cursor;              ///< of the data stream
+  digest::hash256 record{}; ///< root of the record of step at.step, of the genesis for step 0
   digest::hash256 genesis{};
   digest::hash256 parameter_root{}, optimizer_root{};
 };
@@ -38,7 +39,8 @@ template <execution_space Space>
 void save_checkpoint(const Space& space, const std::filesystem::path& folder,
                      const train_state<Space>& state, const checkpoint_info& info) {
   const std::filesystem::path target = folder / step_name(state.at.step);
-  if (std::filesystem::exists(target)) return;  // complete checkpoints are never rewritten
+  if (std::filesystem::exists(target))
+    return; // complete checkpoints are never rewritten
   io::staged_directory staged(target);
   const std::map<std::string, std::string> about{{"format", "pt"}, {"producer", "ordo"}};
   const auto parameters = parameter_tensors(state), optimizer = optimizer_tensors(state);
@@ -68,10 +70,12 @@ inline std::vector<std::uint64_t> checkpoint_steps(const std::filesystem::path& 
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     std::uint64_t step = 0;
-    if (name.rfind("step-", 0) != 0) continue;
+    if (name.rfind("step-", 0) != 0)
+      continue;
     const char* const end = name.data() + name.size();
     const auto [stop, failure] = std::from_chars(name.data() + 5, end, step);
-    if (failure == std::errc() && stop == end && step_name(step) == name) steps.push_back(step);
+    if (failure == std::errc() && stop == end && step_name(step) == name)
+      steps.push_back(step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -93,12 +97,12 @@ inline void read_tensors(const std::filesystem::path& path,
             "tensor '" + tensor.name + "' has another type or shape than the run's",
             "this checkpoint belongs to another configuration");
     // The views are the state's own memory; tensor_ref only lends them read-only to digests.
-    reader.read(tensor.name, std::span(const_cast<std::byte*>(tensor.bytes.data()),
-                                       tensor.bytes.size()));
+    reader.read(tensor.name,
+                std::span(const_cast<std::byte*>(tensor.bytes.data()), tensor.bytes.size()));
   }
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Loads `folder`/step-NNNNNN into `state` and verifies it: the step it claims, the run it claims,
 /// and both roots against its tensors.
@@ -140,8 +144,8 @@ checkpoint_info load_checkpoint(const Space& space, const std::filesystem::path&
     detail::read_tensors(source / file, tensors);
     const digest::hash256 got = digest::state_root(digest::tensor_roots(space, tensors));
     if (got != expected) {
-      throw mismatch((source / file).string(), "its tensors do not have the root in state.json", step,
-                     digest::hex(expected), digest::hex(got));
+      throw mismatch((source / file).string(), "its tensors do not have the root in state.json",
+                     step, digest::hex(expected), digest::hex(got));
     }
   };
   verify("model.safetensors", parameter_tensors(state), info.parameter_root);
@@ -150,4 +154,4 @@ checkpoint_info load_checkpoint(const Space& space, const std::filesystem::path&
   return info;
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train

@@ -63,6 +63,7 @@ class run_driver final : public driver {
   }
 
   void initialise() override {
+    const arith::float_mode mode;
     train::initialise(space_, run_, state_);
     if (stream_) stream_->seek(0);
   }
@@ -89,6 +90,7 @@ class run_driver final : public driver {
   }
 
   advanced advance(const digest::hash256& previous) override {
+    const arith::float_mode mode;  // for the scalars between kernels
     if (!runner_) runner_ = std::make_unique<step_runner<Space>>(space_, run_);
     const std::uint64_t count = run_.windows_at(state_.at.tokens);
     const auto stride = static_cast<std::size_t>(run_.sequence + 1);

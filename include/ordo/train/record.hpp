@@ -20,9 +20,10 @@ using json = nlohmann::json;
 
 /// The fields of a record in the order in which an audit compares them: causes before effects.
 inline constexpr const char* record_fields[] = {
-    "step",     "windows", "batch_root",      "learning_rate",   "microbatch_root", "gradient_root",
-    "loss",     "norm",    "clip",            "spike",           "adam_step",       "tokens",
-    "cursor",   "parameter_root", "optimizer_root", "previous"};
+    "step",          "windows", "batch_root", "learning_rate",  "microbatch_root",
+    "gradient_root", "loss",    "norm",       "clip",           "spike",
+    "adam_step",     "tokens",  "cursor",     "parameter_root", "optimizer_root",
+    "previous"};
 
 inline json to_json(const spike_state& spikes) {
   return {{"skips_left", spikes.skips_left}, {"events", spikes.event_steps}};
@@ -65,12 +66,15 @@ inline digest::hash256 root_of(const json& record) {
 inline std::string first_difference(const json& a, const json& b) {
   for (const char* field : record_fields) {
     const auto in_a = a.find(field), in_b = b.find(field);
-    if ((in_a == a.end()) != (in_b == b.end())) return field;
-    if (in_a != a.end() && *in_a != *in_b) return field;
+    if ((in_a == a.end()) != (in_b == b.end()))
+      return field;
+    if (in_a != a.end() && *in_a != *in_b)
+      return field;
   }
   for (const json* record : {&a, &b}) {
     for (const auto& [field, value] : record->items()) {
-      if (!a.contains(field) || !b.contains(field)) return field;
+      if (!a.contains(field) || !b.contains(field))
+        return field;
     }
   }
   return {};
@@ -80,15 +84,17 @@ inline std::string first_difference(const json& a, const json& b) {
 inline json make_commitments(const step_result& r) {
   const auto by_name = [](const std::vector<digest::named_root>& roots) {
     json object = json::object();
-    for (const digest::named_root& entry : roots) object[entry.name] = digest::hex(entry.root);
+    for (const digest::named_root& entry : roots)
+      object[entry.name] = digest::hex(entry.root);
     return object;
   };
   json microbatches = json::array();
-  for (const digest::hash256& root : r.microbatch_roots) microbatches.push_back(digest::hex(root));
+  for (const digest::hash256& root : r.microbatch_roots)
+    microbatches.push_back(digest::hex(root));
   return {{"microbatches", std::move(microbatches)},
           {"gradients", by_name(r.gradients)},
           {"parameters", by_name(r.parameters)},
           {"optimizer", by_name(r.optimizer)}};
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train

@@ -19,7 +19,7 @@ namespace ordo::train {
 /// A run on disk. Opening reads and checks the genesis and the chain of records; nothing else is
 /// trusted until it is used.
 class run_directory {
- public:
+public:
   /// Makes the directory of a new run, complete or not at all. `corpus` is where the corpus lies on
   /// this machine: a hint beside the run, no part of it.
   static void create(const std::filesystem::path& path, const json& genesis,
@@ -31,8 +31,9 @@ class run_directory {
     std::filesystem::create_directory(staged.path() / "commitments");
     io::write_file_atomic(staged.path() / "run.json", io::canonical_json(genesis));
     io::write_file_atomic(staged.path() / "records.jsonl", std::string());
-    io::write_file_atomic(staged.path() / "local.json",
-                          io::canonical_json({{"corpus", std::filesystem::absolute(corpus).string()}}));
+    io::write_file_atomic(
+        staged.path() / "local.json",
+        io::canonical_json({{"corpus", std::filesystem::absolute(corpus).string()}}));
     staged.commit();
   }
 
@@ -68,7 +69,8 @@ class run_directory {
   json record(std::uint64_t step) const {
     require(step >= 1 && step <= steps(), records_file().string(),
             "it has no step " + std::to_string(step) + ", only 1 to " + std::to_string(steps()));
-    return io::parse_json(lines_[step - 1], records_file().string() + ", line " + std::to_string(step));
+    return io::parse_json(lines_[step - 1],
+                          records_file().string() + ", line " + std::to_string(step));
   }
   /// The root of `step`'s record; of the genesis for step 0.
   digest::hash256 root(std::uint64_t step) const {
@@ -81,7 +83,8 @@ class run_directory {
     const std::string line = io::canonical_json(record);
     if (step <= steps()) {
       require(lines_[step - 1] == line, records_file().string(),
-              "step " + std::to_string(step) + " came out different when it was run again (first in '" +
+              "step " + std::to_string(step) +
+                  " came out different when it was run again (first in '" +
                   first_difference(this->record(step), record) + "')",
               "the machine or the file is faulty; nothing was changed");
       return;
@@ -96,20 +99,52 @@ class run_directory {
   /// The commitments of a step, if they are there.
   std::optional<json> commitments(std::uint64_t step) const {
     const std::filesystem::path file = commitments_file(step);
-    if (!std::filesystem::is_regular_file(file)) return std::nullopt;
+    if (!std::filesystem::is_regular_file(file))
+      return std::nullopt;
     return io::parse_json(io::read_file(file, 1 << 26), file.string());
+  }
+
+  /// The first field in which a checkpoint says something else than the record of its step (the
+  /// genesis for step 0) does; empty if none. `claimed` becomes the record as the checkpoint has
+  /// it.
+  std::string disagreement(const checkpoint_info& info, json& claimed) const {
+    const std::uint64_t step = info.at.step;
+    claimed = step == 0 ? genesis_ : record(step);
+    const json said = claimed;
+    claimed["parameter_root"] = digest::hex(info.parameter_root);
+    claimed["optimizer_root"] = digest::hex(info.optimizer_root);
+    if (step == 0) {
+      if (info.at != progress{})
+        return "tokens";
+    } else {
+      const std::string where = records_file().string() + ", line " + std::to_string(step);
+      const json& windows = io::get_array(said, "windows", where);
+      require(windows.size() == 2, where, "'windows' are no range");
+      claimed["windows"][1] = info.at.windows;
+      claimed["tokens"] = info.at.tokens;
+      claimed["adam_step"] = info.at.adam_step;
+      claimed["cursor"] = info.cursor;
+      claimed["spike"] = io::get_object(said, "spike", where);
+      claimed["spike"].update(to_json(info.at.spikes));
+    }
+    const std::string field = first_difference(said, claimed);
+    return field.empty() && info.record != root(step) ? "record" : field;
   }
 
   /// Where the corpus was when the run was made.
   std::filesystem::path corpus_hint() const {
     const std::string where = (path_ / "local.json").string();
+    require(std::filesystem::is_regular_file(where), where,
+            "it is missing, so that nothing says where the corpus lies", "give --corpus");
     const json local = io::parse_json(io::read_file(where, 1 << 20), where);
     return io::get_string(local, "corpus", where);
   }
 
-  void append_metrics(const json& line) const { io::append_line(path_ / "metrics.jsonl", line.dump()); }
+  void append_metrics(const json& line) const {
+    io::append_line(path_ / "metrics.jsonl", line.dump());
+  }
 
- private:
+private:
   std::filesystem::path records_file() const { return path_ / "records.jsonl"; }
   std::filesystem::path commitments_file(std::uint64_t step) const {
     return path_ / "commitments" / (step_name(step) + ".json");
@@ -123,7 +158,8 @@ class run_directory {
     std::size_t begin = 0;
     while (true) {
       const std::size_t end = text.find('\n', begin);
-      if (end == std::string::npos) break;
+      if (end == std::string::npos)
+        break;
       lines_.push_back(text.substr(begin, end - begin));
       begin = end + 1;
     }
@@ -141,14 +177,15 @@ class run_directory {
       }
       const digest::hash256 previous = io::get_hash(record, "previous", line);
       if (previous != root(step - 1)) {
-        throw mismatch(line, step == 1 ? "its 'previous' is not the root of this run's genesis"
-                                       : "its 'previous' is not the root of the record before it",
+        throw mismatch(line,
+                       step == 1 ? "its 'previous' is not the root of this run's genesis"
+                                 : "its 'previous' is not the root of the record before it",
                        step - 1, digest::hex(previous), digest::hex(root(step - 1)));
       }
     }
   }
 
- public:
+public:
   /// Removes what killed writes left: an unfinished last record, unfinished files and checkpoints.
   void clean() const {
     if (std::filesystem::file_size(records_file()) != complete_bytes_) {
@@ -159,7 +196,7 @@ class run_directory {
     }
   }
 
- private:
+private:
   std::filesystem::path path_;
   json genesis_;
   digest::hash256 genesis_root_{};
@@ -168,4 +205,4 @@ class run_directory {
   std::uint64_t complete_bytes_ = 0;
 };
 
-}  // namespace ordo::train
+} // namespace ordo::train
