@@ -15,13 +15,13 @@
 #include <string_view>
 #include <vector>
 
-#include <unistd.h>
-
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 
 #include <ordo/digest/sha256.hpp>
 #include <ordo/nn/attention.hpp>
+
+#include "yardstick.hpp"
 
 namespace {
 
@@ -122,35 +122,6 @@ BENCHMARK(attention)
     ->Unit(benchmark::kMillisecond)
     ->MinTime(0.5);
 
-/// OpenBLAS chooses its kernels before main, and takes those for the oldest processors where it
-/// does not know the model. Starts the program again with the right ones named.
-void choose_openblas_kernels(char** argv) {
-  const char* wanted = ordo::cpu::supported(ordo::cpu::isa::avx512) ? "SkylakeX"
-                       : ordo::cpu::supported(ordo::cpu::isa::avx2) ? "Haswell"
-                                                                    : "";
-  const std::string_view core = openblas_get_corename();
-  if (*wanted == '\0' || core == wanted || core == "Cooperlake" || core == "SapphireRapids" ||
-      std::getenv("ORDO_BENCH_RESTARTED") != nullptr)
-    return;
-  setenv("ORDO_BENCH_RESTARTED", "1", 1);
-  setenv("OPENBLAS_CORETYPE", wanted, 1);
-  execv("/proc/self/exe", argv);
-}
-
 } // namespace
 
-int main(int argc, char** argv) {
-  choose_openblas_kernels(argv);
-  Kokkos::initialize(argc, argv);
-  benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("openblas_core", openblas_get_corename());
-  benchmark::AddCustomContext("threads", std::to_string(space().concurrency()));
-#if defined(ORDO_BENCH_COMPILER)
-  benchmark::AddCustomContext("ordo", ORDO_BENCH_VERSION);
-  benchmark::AddCustomContext("compiler", ORDO_BENCH_COMPILER);
-  benchmark::AddCustomContext("flags", ORDO_BENCH_FLAGS);
-#endif
-  benchmark::RunSpecifiedBenchmarks();
-  Kokkos::finalize();
-  return 0;
-}
+int main(int argc, char** argv) { return ordo::benchmarks::run(argc, argv); }

@@ -256,8 +256,9 @@ TEST_CASE("stream: marks far apart are as good as near ones") {
 }
 
 TEST_CASE("stream: counted choices are the choices") {
-  for (const std::vector<std::uint64_t>& shares : std::vector<std::vector<std::uint64_t>>{
-           {1}, {1, 1}, {7, 2, 1}, {1, 1u << 30, 1}, {333, 333, 333}, {5, 4, 3, 2, 1, 6, 7, 8, 9}}) {
+  using list = std::vector<std::uint64_t>;
+  for (const list& shares : std::vector<list>{{1}, {1, 1}, {7, 2, 1}, {1, 1u << 30, 1},
+                                              {333, 333, 333}, {5, 4, 3, 2, 1, 6, 7, 8, 9}}) {
     test::sources sources;
     for (std::size_t s = 0; s < shares.size(); ++s) {
       sources.push_back({"s" + std::to_string(s), shares[s], {}});
@@ -504,7 +505,8 @@ TEST_CASE("corpus: hostile manifests") {
   for (const char* name : {"../x", "..", "/x", "a/b", "", ".", "a b", "a\n", "a.b", "\u00e4"}) {
     CHECK(has(why([&](io::json& m) { m["sources"][1]["name"] = name; }), "is no name of a source"));
   }
-  CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = std::string(65, 'a'); }), "is no name"));
+  CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = std::string(65, 'a'); }),
+            "is no name"));
   CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = "prose"; }), "two sources"));
   CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = "PROSE"; }), "two sources"));
   for (const char* key : {"format", "vocabulary", "separator", "tokenizer", "sources"}) {

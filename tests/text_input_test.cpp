@@ -77,7 +77,8 @@ program::source_request source(const std::string& share) { return {"s", share, {
 
 TEST_CASE("text: JSON lines, plain and compressed, are the same documents") {
   const scratch dir;
-  const texts documents{"one", "two \n lines", "Vi\u1ec7t \U0001f600", "<|endoftext|>", words(5000)};
+  const texts documents{"one", "two \n lines", "Vi\u1ec7t \U0001f600", "<|endoftext|>",
+                        words(5000)};
   std::string file;
   for (const std::string& d : documents) file += line(d);
   put(dir / "a.jsonl", file);
@@ -94,7 +95,8 @@ TEST_CASE("text: JSON lines, plain and compressed, are the same documents") {
 
 TEST_CASE("text: line ends, blank lines, no line end at the end") {
   const scratch dir;
-  put(dir / "a.jsonl", "{\"text\":\"one\"}\r\n\r\n  \n\n{\"text\":\"two\"}\n\t\n{\"text\":\"three\"}");
+  put(dir / "a.jsonl",
+      "{\"text\":\"one\"}\r\n\r\n  \n\n{\"text\":\"two\"}\n\t\n{\"text\":\"three\"}");
   CHECK(read(dir / "a.jsonl") == texts{"one", "two", "three"});
   put(dir / "a.jsonl", "{\"text\":\"\"}\n");
   CHECK(read(dir / "a.jsonl") == texts{""});
@@ -266,6 +268,22 @@ TEST_CASE("build: sources as they are written on the command line") {
     INFO(bad);
     CHECK(has(failure_of([&] { program::parse_source(bad); }), "--source "));
   }
+}
+
+TEST_CASE("build: fields of one source and of all") {
+  const scratch dir;
+  put(dir / "a.jsonl", "{\"q\":\"1\",\"a:b\":\"2\"}\n");
+  put(dir / "b.jsonl", "{\"p\":\"3\"}\n");
+  program::build_request request;
+  request.sources = {{"x", "1", {dir / "a.jsonl"}}, {"y", "1", {dir / "b.jsonl"}}};
+  program::add_text_fields({"x:q", "x:a:b", "p"}, request);
+  const auto built = program::build_corpus(request, data::tokenizer(), dir / "corpus");
+  CHECK(built.contents.sources[0].tokens == 4);  // "1\n2" and the separator
+  CHECK(built.contents.sources[1].tokens == 2);
+  request = {};
+  program::add_text_fields({"z:q"}, request);
+  CHECK(request.text_fields == texts{"z:q"});
+  CHECK(request.source_fields.empty());
 }
 
 TEST_CASE("build: a corpus is its inputs, byte for byte, whatever the shards") {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -157,9 +158,11 @@ class shard_writer {
   data::source_info info_;
 };
 
+/// What `build_corpus` is to do.
 struct build_request {
   std::vector<source_request> sources;
   std::vector<std::string> text_fields{"text"};
+  std::map<std::string, std::vector<std::string>> source_fields;  ///< for sources that differ
   bool split_blank_lines = false;
   std::uint64_t shard_tokens = std::uint64_t{1} << 27;
   /// Told after every document: the source, its documents and its tokens so far.
@@ -170,6 +173,20 @@ struct build_result {
   data::manifest contents;
   std::uint64_t empty_documents = 0;
 };
+
+/// Takes fields as the command line has them: FIELD for every source, SOURCE:FIELD for one.
+inline void add_text_fields(const std::vector<std::string>& written, build_request& request) {
+  std::vector<std::string> shared;
+  for (const std::string& field : written) {
+    const std::string name = field.substr(0, field.find(':'));
+    const bool one = name.size() < field.size() &&
+                     std::any_of(request.sources.begin(), request.sources.end(),
+                                 [&](const source_request& s) { return s.name == name; });
+    (one ? request.source_fields[name] : shared).push_back(one ? field.substr(name.size() + 1)
+                                                               : field);
+  }
+  if (!shared.empty()) request.text_fields = std::move(shared);
+}
 
 /// Finds what can be found wrong before hours of work.
 inline void check_request(const build_request& request, const std::filesystem::path& target) {
@@ -213,8 +230,10 @@ inline build_result build_corpus(const build_request& request, const data::token
       writer.add(tokens);
       if (request.progress) request.progress(source.name, writer.documents(), writer.tokens());
     };
+    const auto own = request.source_fields.find(source.name);
+    const auto& fields = own == request.source_fields.end() ? request.text_fields : own->second;
     for (const std::filesystem::path& file : source.files) {
-      for_each_document(file, request.text_fields, request.split_blank_lines, take);
+      for_each_document(file, fields, request.split_blank_lines, take);
     }
     data::source_info info = writer.finish();
     info.name = source.name;

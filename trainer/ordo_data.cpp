@@ -3,7 +3,12 @@
 // ordo-data: corpora and the canonical stream.
 
 #include <charconv>
+#include <chrono>
+#include <cstring>
+#include <functional>
 #include <iterator>
+
+#include <unistd.h>
 
 #include <ordo/data/stream.hpp>
 
@@ -15,22 +20,58 @@ namespace {
 using namespace ordo;
 using namespace ordo::program;
 
+/// Progress of a build: a line that is rewritten on a terminal, elsewhere one now and then.
+class build_progress {
+ public:
+  void operator()(const std::string& source, std::uint64_t documents, std::uint64_t tokens) {
+    if ((++calls_ & 255) != 0) return;  // documents may be short, and clocks slow
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < (terminal_ ? std::chrono::seconds(1) : std::chrono::seconds(30))) return;
+    last_ = now;
+    const double seconds = std::chrono::duration<double>(now - begin_).count();
+    std::fprintf(stderr, "%s%s: %llu documents, %.1f M tokens, %.0f s%s", terminal_ ? "\r" : "",
+                 source.c_str(), static_cast<unsigned long long>(documents),
+                 static_cast<double>(tokens) / 1e6, seconds, terminal_ ? "\033[K" : "\n");
+    shown_ = true;
+  }
+  /// Ends the line on a terminal.
+  void finish() const {
+    if (shown_ && terminal_) std::fputs("\r\033[K", stderr);
+  }
+
+ private:
+  const bool terminal_ = ::isatty(STDERR_FILENO) == 1;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_ = begin_;
+  std::uint64_t calls_ = 0;
+  bool shown_ = false;
+};
+
 int build(const options::variables_map& given) {
   build_request request;
   for (const auto& text : given["source"].as<std::vector<std::string>>()) {
     request.sources.push_back(parse_source(text));
   }
   if (given.count("text-field") != 0) {
-    request.text_fields = given["text-field"].as<std::vector<std::string>>();
+    add_text_fields(given["text-field"].as<std::vector<std::string>>(), request);
   }
   request.split_blank_lines = given.count("split-blank-lines") != 0;
   request.shard_tokens = given["shard-tokens"].as<std::uint64_t>();
-  require(request.shard_tokens > 0, "--shard-tokens", "0 tokens make no shard");
+  require(request.shard_tokens > 0, "--shard-tokens", "0 tokens make no shard",
+          "write 1 or more");
+  build_progress progress;
+  if (given.count("quiet") == 0) request.progress = std::ref(progress);
   const auto tokenizer = data::tokenizer::open(given["tokenizer"].as<std::string>());
   const std::string out = given["out"].as<std::string>();
+  require(!out.empty(), "--out", "it is empty", "name the folder to make");
   const build_result result = build_corpus(request, tokenizer, out);
+  progress.finish();
+  io::json manifest = result.contents.to_json();
+  const std::string root = digest::hex(digest::sha256_of(io::canonical_json(manifest)));
   if (given.count("json") != 0) {
-    std::cout << io::canonical_json(result.contents.to_json()) << "\n";
+    manifest["digest"] = root;
+    manifest["empty_documents"] = result.empty_documents;
+    std::cout << io::canonical_json(manifest) << "\n";
   } else if (given.count("quiet") == 0) {
     for (const auto& s : result.contents.sources) {
       std::cout << s.name << ": " << s.documents << " documents, " << s.tokens << " tokens, "
@@ -39,10 +80,7 @@ int build(const options::variables_map& given) {
     if (result.empty_documents > 0) {
       std::cout << result.empty_documents << " empty documents left out\n";
     }
-    std::cout << out << ": "
-              << digest::hex(digest::sha256_of(
-                     std::string_view(io::canonical_json(result.contents.to_json()))))
-              << "\n";
+    std::cout << out << ": " << root << "\n";
   }
   return same_or_done;
 }
@@ -85,68 +123,109 @@ int inspect(const options::variables_map& given) {
   return same_or_done;
 }
 
-int stream(const options::variables_map& given) {
-  const data::corpus corpus(given["corpus"].as<std::string>());
-  const std::string range = given["windows"].as<std::string>();
-  std::uint64_t first = 0, last = 0;
-  const std::size_t colon = range.find(':');
+/// A:B, B not included.
+std::pair<std::uint64_t, std::uint64_t> parse_range(const std::string& range) {
+  const auto refuse = [&](const char* why) {
+    throw error("--windows " + range, why, "write --windows A:B, B not included");
+  };
   const auto number = [&](const std::string& text) {
     std::uint64_t n = 0;
     const auto [stop, failure] = std::from_chars(text.data(), text.data() + text.size(), n);
-    require(failure == std::errc() && stop == text.data() + text.size() && !text.empty(),
-            "--windows " + range, "it is not understood", "write --windows A:B, B not included");
+    if (failure != std::errc() || stop != text.data() + text.size()) refuse("it is not understood");
     return n;
   };
-  require(colon != std::string::npos, "--windows " + range, "it is not understood",
-          "write --windows A:B, B not included");
-  first = number(range.substr(0, colon));
-  last = number(range.substr(colon + 1));
-  require(first <= last, "--windows " + range, "it ends before it begins");
+  const std::size_t colon = range.find(':');
+  if (colon == std::string::npos) refuse("it is not understood");
+  const std::uint64_t first = number(range.substr(0, colon));
+  const std::uint64_t last = number(range.substr(colon + 1));
+  if (first > last) refuse("it ends before it begins");
+  if (last > data::window_limit) refuse("it goes beyond 2^48 windows");
+  return {first, last};
+}
+
+void print(const std::vector<std::uint32_t>& ids, const char* between) {
+  std::string text;
+  for (const std::uint32_t id : ids) {
+    if (!text.empty()) text += between;
+    text += std::to_string(id);
+  }
+  std::cout << text;
+}
+
+int stream(const options::variables_map& given) {
+  const auto [first, last] = parse_range(given["windows"].as<std::string>());
+  const data::corpus corpus(given["corpus"].as<std::string>());
   data::window_stream windows(corpus, given["seed"].as<std::uint64_t>(),
                               given["seq"].as<std::uint64_t>());
   windows.seek(first);
+  const bool json = given.count("json") != 0, digest_only = given.count("digest") != 0;
   std::vector<std::uint32_t> tokens(static_cast<std::size_t>(windows.window_tokens()));
   digest::merkle_accumulator tree;
-  for (std::uint64_t w = first; w < last; ++w) {
+  for (std::uint64_t w = first; w < last && std::cout.good(); ++w) {
+    const std::size_t source = windows.source_of(w);
     windows.next(tokens);
-    if (given.count("digest") != 0) {
+    if (digest_only) {
       tree.append(data::window_leaf(w, tokens));
-      continue;
+    } else if (json) {
+      std::cout << "{\"source\":\"" << corpus.contents().sources[source].name
+                << "\",\"tokens\":[";
+      print(tokens, ",");
+      std::cout << "],\"window\":" << w << "}\n";
+    } else {
+      print(tokens, " ");
+      std::cout << "\n";
     }
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-      std::cout << (i > 0 ? " " : "") << tokens[i];
-    std::cout << "\n";
   }
-  if (given.count("digest") != 0)
-    std::cout << digest::hex(tree.root()) << "\n";
+  if (!digest_only) return same_or_done;
+  const std::string root = digest::hex(tree.root());
+  if (json) {
+    std::cout << io::canonical_json({{"root", root}, {"windows", {first, last}}}) << "\n";
+  } else {
+    std::cout << root << "\n";
+  }
   return same_or_done;
+}
+
+/// Ids in decimal, separated by white space or, as --json writes them, by commas in brackets.
+std::vector<std::uint32_t> parse_ids(const std::string& text, std::uint32_t vocabulary) {
+  std::vector<std::uint32_t> ids;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    while (at < end && std::strchr(" \t\r\n,[]", *at) != nullptr) ++at;
+    if (at == end) return ids;
+    std::uint32_t id = 0;
+    const auto [stop, failure] = std::from_chars(at, end, id);
+    const std::string place = "standard input, byte " + std::to_string(at - text.data() + 1);
+    require(failure != std::errc::invalid_argument, place, "it is no list of ids",
+            "whole numbers and spaces are expected");
+    require(failure == std::errc() && id < vocabulary, place,
+            "the id " + std::string(at, stop) + " is outside the vocabulary of " +
+                std::to_string(vocabulary),
+            "decode with the tokenizer that encoded");
+    ids.push_back(id);
+    at = stop;
+  }
 }
 
 int tokenize(const options::variables_map& given) {
   const std::string what = given["action"].as<std::string>();
-  if (what == "train") {
-    throw error("ordo-data tokenizer train", "this release has the byte tokenizer only",
-                "write --tokenizer byte; it needs no training");
-  }
-  require(what == "encode" || what == "decode", "ordo-data tokenizer " + what, "unknown action",
-          "train, encode or decode");
+  require(what != "train", "ordo-data tokenizer train", "this release has the byte tokenizer only",
+          "write --tokenizer byte; it needs no training");
+  require(what == "encode" || what == "decode", "ordo-data tokenizer " + io::printable(what),
+          "unknown action", "write encode or decode");
   const auto tokenizer = data::tokenizer::open(given["tokenizer"].as<std::string>());
+  const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
+  require(!std::cin.bad(), "standard input", "it cannot be read", "check where it comes from");
   if (what == "encode") {
-    const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
     std::vector<std::uint32_t> ids;
     tokenizer.encode(text, ids);
-    for (std::size_t i = 0; i < ids.size(); ++i)
-      std::cout << (i > 0 ? " " : "") << ids[i];
-    std::cout << "\n";
+    const bool json = given.count("json") != 0;
+    if (json) std::cout << "[";
+    print(ids, json ? "," : " ");
+    std::cout << (json ? "]\n" : "\n");
   } else {
-    std::vector<std::uint32_t> ids;
-    for (std::uint64_t id; std::cin >> id;) {
-      require(id < tokenizer.vocabulary(), "standard input",
-              "the id " + std::to_string(id) + " is outside the vocabulary");
-      ids.push_back(static_cast<std::uint32_t>(id));
-    }
-    require(std::cin.eof(), "standard input", "it is no list of ids", "whole numbers and spaces");
-    std::cout << tokenizer.decode(ids);
+    std::cout << tokenizer.decode(parse_ids(text, tokenizer.vocabulary()));
   }
   return same_or_done;
 }
@@ -183,7 +262,8 @@ int main(int argc, char** argv) {
       "NAME=SHARE:FILE[,FILE...], once a source, files in reading order")(
       "out", value<std::string>()->required(), "the corpus, which must not exist")(
       "text-field", value<std::vector<std::string>>(),
-      "field of JSON lines that holds the text (default text); several are joined by line breaks")(
+      "FIELD of JSON lines that holds the text (default text), or SOURCE:FIELD; several are joined "
+      "by line breaks")(
       "split-blank-lines", "plain text: a document a paragraph instead of a file")(
       "shard-tokens", value<std::uint64_t>()->default_value(std::uint64_t{1} << 27),
       "tokens after which a shard ends");

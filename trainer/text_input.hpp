@@ -202,8 +202,8 @@ inline piece_end end_of_paragraph(const std::string& text, std::size_t& from) {
 }  // namespace detail
 
 /// Calls `take(document)` for every document of a file: each line of JSON lines that is not blank;
-/// otherwise the whole file or, with `split`, its paragraphs separated by blank lines. Plain text is
-/// taken byte for byte, whatever it holds.
+/// otherwise the whole file or, with `split`, its paragraphs separated by blank lines. Plain text
+/// is taken byte for byte, whatever it holds.
 template <class Take>
 void for_each_document(const std::filesystem::path& path, const std::vector<std::string>& fields,
                        bool split, const Take& take) {

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <ordo/train/run_directory.hpp>
@@ -36,8 +35,8 @@ public:
   explicit run_lock(const std::filesystem::path& run) {
     train::run_directory::require_run(run);
     file_ = io::file(run / "lock", O_RDWR | O_CREAT);
-    require(::flock(file_.handle(), LOCK_EX | LOCK_NB) == 0, run.string(),
-            "another program is training this run", "wait for it, or stop it");
+    require(file_.lock(), run.string(), "another program is training this run",
+            "wait for it, or stop it");
   }
 
 private:

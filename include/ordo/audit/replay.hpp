@@ -156,7 +156,10 @@ inline std::optional<difference> load_nearest(const train::run_directory& run,
                           "the checkpoint belongs to another record"};
       }
     } catch (const mismatch& m) {
-      return difference{m.step, "checkpoint", {}, m.expected, m.found, m.what()};
+      // What was read is still there: it names the tensor, where commitments were kept.
+      auto d = detail::compare_state(run, driver, loaded);
+      return difference{m.step,     "checkpoint", d ? d->tensors : std::vector<std::string>(),
+                        m.expected, m.found,      m.what()};
     }
     if (auto d = detail::compare_state(run, driver, loaded))
       return d;

@@ -142,7 +142,8 @@ inline json parse_json(std::string_view text, const std::string& where,
     const std::size_t reason = what.rfind(": ", what.find("parsing "));
     std::string why(what.substr(reason == what.npos ? 0 : reason + 2, 160));
     std::replace_if(why.begin(), why.end(), [](unsigned char c) { return c >= 0x7f; }, '?');
-    throw error(where, "it is no valid JSON at byte " + std::to_string(failure.byte) + " (" + why + ")",
+    throw error(where,
+                "it is no valid JSON at byte " + std::to_string(failure.byte) + " (" + why + ")",
                 "the file is damaged; fetch it again");
   } catch (const json::exception& failure) {
     throw error(where, "it is no valid JSON (" + std::string(failure.what()).substr(0, 200) + ")",
