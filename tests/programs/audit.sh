@@ -115,14 +115,19 @@ sed -i "s/\"record\":\"[0-9a-f]*\"/\"record\":\"$(root fitted 21)\"/" fitted/che
 caught 21 "^step 21, parameter_root: " fitted --step 24
 # A checkpoint whose counters lie.
 for change in 'adam_step s/"adam_step":[0-9]*/"adam_step":3/' 'spike s/"skips_left":[0-9]*/"skips_left":7/' \
-              'spike s/"events":\[[0-9]*\]/"events":[1]/' 'tokens s/"tokens":[0-9]*/"tokens":5/' \
-              'cursor s/"sources":\[\[\([0-9]*,[0-9]*\),[0-9]*,[0-9]*/"sources":[[\1,0,0/'; do
+              'spike s/"events":\[[0-9]*\]/"events":[1]/' 'tokens s/"tokens":[0-9]*/"tokens":5/'; do
   cp -r run counters
   sed -i "${change#* }" counters/checkpoints/step-000021/state.json
   ! cmp -s counters/checkpoints/step-000021/state.json run/checkpoints/step-000021/state.json || fail "nothing was changed: $change"
   caught 21 "^step 21, ${change%% *}: " counters --step 24
   rm -rf counters
 done
+
+# A cursor that contradicts itself is no place in the stream.
+cp -r run counters
+sed -i 's/"sources":\[\[\([0-9]*,[0-9]*\),[0-9]*,[0-9]*/"sources":[[\1,0,0/' counters/checkpoints/step-000021/state.json
+expect_verdict 2 "INCONCLUSIVE .*step-000021/state.json: the cursor .*" "$audit" replay --run counters --step 24
+expect_verdict 0 "MATCH step 20 $(root run 20)" "$audit" replay --run counters --step 20
 
 # An audit of a run that goes on meanwhile.
 cp -r run live
