@@ -124,4 +124,6 @@ BENCHMARK(attention)
 
 } // namespace
 
-int main(int argc, char** argv) { return ordo::benchmarks::run(argc, argv); }
+int main(int argc, char** argv) {
+  return ordo::benchmarks::run(argc, argv);
+}

@@ -161,4 +161,6 @@ BENCHMARK_TEMPLATE(f32, ordo::order::Sequential)->Apply(shapes);
 
 } // namespace
 
-int main(int argc, char** argv) { return ordo::benchmarks::run(argc, argv); }
+int main(int argc, char** argv) {
+  return ordo::benchmarks::run(argc, argv);
+}

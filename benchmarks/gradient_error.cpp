@@ -24,8 +24,10 @@ values_matrix exact_gradient(const operands& o) {
   values_matrix dw(n * k);
   for (std::size_t t = 0; t < m; ++t) {
     for (std::size_t i = 0; i < n; ++i) {
-      const double g = static_cast<double>(arith::to_f32(o.dy(t, i))) * static_cast<double>(o.x.step(0));
-      for (std::size_t j = 0; j < k; ++j) dw[i * k + j] += g * o.x.codes(t, j);
+      const double g =
+          static_cast<double>(arith::to_f32(o.dy(t, i))) * static_cast<double>(o.x.step(0));
+      for (std::size_t j = 0; j < k; ++j)
+        dw[i * k + j] += g * o.x.codes(t, j);
     }
   }
   return dw;
@@ -39,7 +41,8 @@ void quantize_columns(std::size_t m, std::size_t columns, const Value& value, bo
   float largest_of_all = 0;
   std::vector<float> largest(columns);
   for (std::size_t j = 0; j < columns; ++j) {
-    for (std::size_t t = 0; t < m; ++t) largest[j] = std::max(largest[j], std::fabs(value(t, j)));
+    for (std::size_t t = 0; t < m; ++t)
+      largest[j] = std::max(largest[j], std::fabs(value(t, j)));
     largest_of_all = std::max(largest_of_all, largest[j]);
   }
   for (std::size_t j = 0; j < columns; ++j) {
@@ -64,7 +67,8 @@ std::vector<double> product(codes_matrix a, const std::vector<float>& scale_a, c
   const std::size_t n = a.extent(0), k = b.extent(0);
   Kokkos::View<std::int32_t**, Kokkos::LayoutRight, Kokkos::HostSpace> c("c", n, k);
   gemm_int8(space_type(), order::Exact{}, matrix_view<const std::int8_t, space_type>(a),
-            matrix_view<const std::int8_t, space_type>(b), matrix_view<std::int32_t, space_type>(c));
+            matrix_view<const std::int8_t, space_type>(b),
+            matrix_view<std::int32_t, space_type>(c));
   std::vector<double> dw(n * k);
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t j = 0; j < k; ++j) {
@@ -84,25 +88,29 @@ void report(const operands& o) {
   std::vector<float> scale_a(n), scale_b(k);
   quant::rotate_columns<bf16>(space, o.dy, {}, matrix_view<std::int8_t, space_type>(a),
                               vector_view<float, space_type>(scale_a.data(), n));
-  quant::rotate_columns<std::int8_t>(space, o.x.codes, o.x.step, matrix_view<std::int8_t, space_type>(b),
+  quant::rotate_columns<std::int8_t>(space, o.x.codes, o.x.step,
+                                     matrix_view<std::int8_t, space_type>(b),
                                      vector_view<float, space_type>(scale_b.data(), k));
   const double rotated = relative_error(exact, product(a, scale_a, b, scale_b));
   const float step = o.x.step(0);
   double plain[2];
   for (const bool one_scale : {false, true}) {
-    quantize_columns(m, n, [&](std::size_t t, std::size_t i) { return arith::to_f32(o.dy(t, i)); },
-                     one_scale, plain_a, scale_a);
-    quantize_columns(m, k, [&](std::size_t t, std::size_t j) {
-      return step * static_cast<float>(o.x.codes(t, j));
-    }, one_scale, plain_b, scale_b);
+    quantize_columns(
+        m, n, [&](std::size_t t, std::size_t i) { return arith::to_f32(o.dy(t, i)); }, one_scale,
+        plain_a, scale_a);
+    quantize_columns(
+        m, k,
+        [&](std::size_t t, std::size_t j) { return step * static_cast<float>(o.x.codes(t, j)); },
+        one_scale, plain_b, scale_b);
     plain[one_scale] = relative_error(exact, product(plain_a, scale_a, plain_b, scale_b));
   }
-  std::printf("%-16s %4zu x %4zu, %zu tokens: with rotation %.2f %%, without %.2f %%, without and one "
-              "scale a tensor %.2f %%\n",
-              o.layer, n, k, m, 100 * rotated, 100 * plain[0], 100 * plain[1]);
+  std::printf(
+      "%-16s %4zu x %4zu, %zu tokens: with rotation %.2f %%, without %.2f %%, without and one "
+      "scale a tensor %.2f %%\n",
+      o.layer, n, k, m, 100 * rotated, 100 * plain[0], 100 * plain[1]);
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   if (argc != 3) {
@@ -133,12 +141,13 @@ int main(int argc, char** argv) {
                                       static_cast<std::int64_t>(run.config().micro_batch),
                                       static_cast<std::int64_t>(run.config().sequence));
     Kokkos::View<float*, Kokkos::HostSpace> gradients("gradients", state.parameters.extent(0));
-    const auto sum = work.forward_backward(space, weights, ids, labels,
-                                           1.0f / static_cast<float>(ids.size()),
-                                           vector_view<float, space_type>(gradients));
+    const auto sum =
+        work.forward_backward(space, weights, ids, labels, 1.0f / static_cast<float>(ids.size()),
+                              vector_view<float, space_type>(gradients));
     std::printf("loss %.4f at step %llu\n", static_cast<double>(sum.mean()),
                 static_cast<unsigned long long>(step));
-    for (const operands& o : work.first_block_operands()) report(o);
+    for (const operands& o : work.first_block_operands())
+      report(o);
   } catch (const std::exception& failure) {
     std::cerr << "gradient_error: " << failure.what() << "\n";
     return 2;

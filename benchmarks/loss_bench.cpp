@@ -116,4 +116,6 @@ BENCHMARK(three_sgemm)->Apply(shapes);
 
 } // namespace
 
-int main(int argc, char** argv) { return ordo::benchmarks::run(argc, argv); }
+int main(int argc, char** argv) {
+  return ordo::benchmarks::run(argc, argv);
+}

@@ -50,10 +50,12 @@ void training_step(benchmark::State& state, nn::linear_kind kind) {
   train::step_runner<space_type> runner(space, run);
   const random::stream draws(1, "ordo.step_bench");
   std::vector<std::uint32_t> windows(run.windows_at(0) * (run.sequence + 1));
-  for (std::size_t i = 0; i < windows.size(); ++i) windows[i] = draws.word(i) % 257;
+  for (std::size_t i = 0; i < windows.size(); ++i)
+    windows[i] = draws.word(i) % 257;
   train::step_result result = runner.run(at, windows);
   const std::string first = digest::hex(digest::state_root(result.parameters)).substr(0, 16);
-  for (auto _ : state) result = runner.run(at, windows);
+  for (auto _ : state)
+    result = runner.run(at, windows);
   state.SetLabel("parameters after step 1: " + first);
   state.counters["tokens/s"] =
       benchmark::Counter(static_cast<double>(windows.size() / (run.sequence + 1) * run.sequence),
@@ -64,7 +66,7 @@ void matrix_products_sgemm(benchmark::State& state) {
   const train::run_config run = ten_million();
   const model::config& c = run.model;
   const int m = static_cast<int>(run.sequence * run.micro_batch);
-  std::vector<std::pair<int, int>> layers;  // rows n and columns k of every weight
+  std::vector<std::pair<int, int>> layers; // rows n and columns k of every weight
   for (std::int64_t i = 0; i < c.layers; ++i) {
     layers.emplace_back(c.qkv_rows(), c.hidden);
     layers.emplace_back(c.hidden, c.heads * c.head_dim);
@@ -72,23 +74,27 @@ void matrix_products_sgemm(benchmark::State& state) {
     layers.emplace_back(c.hidden, c.feed_forward);
   }
   layers.emplace_back(c.vocabulary, c.hidden);
-  std::vector<float> x(static_cast<std::size_t>(m) * 2560, 0.5f), y(x), w(2560 * 2560, 0.25f), dw(w);
+  std::vector<float> x(static_cast<std::size_t>(m) * 2560, 0.5f), y(x), w(2560 * 2560, 0.25f),
+      dw(w);
   for (auto _ : state) {
     for (const auto& [n, k] : layers) {
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, 1, x.data(), k, w.data(), k, 0,
                   y.data(), n);
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, k, n, 1, y.data(), n, w.data(), k, 0,
-                  x.data(), k);
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, k, n, 1, y.data(), n, w.data(), k,
+                  0, x.data(), k);
       cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, n, k, m, 1, y.data(), n, x.data(), k, 0,
                   dw.data(), k);
-      std::fill(x.begin(), x.end(), 0.5f);  // keeps the values finite; not worth a percent
+      std::fill(x.begin(), x.end(), 0.5f); // keeps the values finite; not worth a percent
     }
     benchmark::ClobberMemory();
   }
   state.counters["tokens/s"] = benchmark::Counter(m, benchmark::Counter::kIsIterationInvariantRate);
 }
 
-BENCHMARK(matrix_products_sgemm)->UseRealTime()->MeasureProcessCPUTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(matrix_products_sgemm)
+    ->UseRealTime()
+    ->MeasureProcessCPUTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(training_step, int8, nn::linear_kind::int8)
     ->UseRealTime()
     ->MeasureProcessCPUTime()
@@ -98,6 +104,8 @@ BENCHMARK_CAPTURE(training_step, binary32, nn::linear_kind::binary32)
     ->MeasureProcessCPUTime()
     ->Unit(benchmark::kMillisecond);
 
-}  // namespace
+} // namespace
 
-int main(int argc, char** argv) { return benchmarks::run(argc, argv); }
+int main(int argc, char** argv) {
+  return benchmarks::run(argc, argv);
+}

@@ -42,7 +42,8 @@ inline int run(int argc, char** argv) {
   choose_openblas_kernels(argv);
   ::setenv("OMP_PROC_BIND", "false", 0);
   benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  if (benchmark::ReportUnrecognizedArguments(argc, argv))
+    return 2;
   const Kokkos::ScopeGuard kokkos(argc, argv);
   benchmark::AddCustomContext("ordo", ORDO_BENCH_VERSION);
   benchmark::AddCustomContext("compiler", ORDO_BENCH_COMPILER);
@@ -54,4 +55,4 @@ inline int run(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace ordo::benchmarks
+} // namespace ordo::benchmarks

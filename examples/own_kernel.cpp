@@ -22,13 +22,15 @@ void softmax(const Space& space, Order order, ordo::matrix_view<float, Space> x)
       KOKKOS_LAMBDA(std::int64_t i) {
         float* const row = data + i * columns;
         float top = row[0];
-        for (std::int64_t j = 1; j < columns; ++j) top = ordo::arith::max(row[j], top);
+        for (std::int64_t j = 1; j < columns; ++j)
+          top = ordo::arith::max(row[j], top);
         for (std::int64_t j = 0; j < columns; ++j) {
           row[j] = ordo::arith::exp(ordo::arith::sub(row[j], top));
         }
         const float sum = ordo::order::sum(order, columns, [=](std::int64_t j) { return row[j]; });
         const float scale = ordo::arith::div(1.0f, sum);
-        for (std::int64_t j = 0; j < columns; ++j) row[j] = ordo::arith::mul(row[j], scale);
+        for (std::int64_t j = 0; j < columns; ++j)
+          row[j] = ordo::arith::mul(row[j], scale);
       });
 }
 
@@ -36,7 +38,7 @@ template <class Space, class Order>
 ordo::digest::hash256 run(Order order) {
   Kokkos::View<float**, Kokkos::LayoutRight, Space> x("x", 300, 1000);
   ordo::random::uniform<Space>(Space(), 1, "example",
-                                ordo::vector_view<float, Space>(x.data(), x.size()), -4.0f, 8.0f);
+                               ordo::vector_view<float, Space>(x.data(), x.size()), -4.0f, 8.0f);
   softmax(Space(), order, ordo::matrix_view<float, Space>(x));
   return ordo::digest::sha256_of(std::as_bytes(std::span(x.data(), x.size())));
 }
@@ -44,7 +46,8 @@ ordo::digest::hash256 run(Order order) {
 int main() {
   const Kokkos::ScopeGuard kokkos;
   using host = Kokkos::DefaultHostExecutionSpace;
-  const auto lanes = run<host>(ordo::order::Lanes<32>{}), again = run<Kokkos::Serial>(ordo::order::Lanes<32>{});
+  const auto lanes = run<host>(ordo::order::Lanes<32>{}),
+             again = run<Kokkos::Serial>(ordo::order::Lanes<32>{});
   const auto sequential = run<host>(ordo::order::Sequential{});
   std::printf("Lanes<32>  %s\nSequential %s\n", ordo::digest::hex(lanes).c_str(),
               ordo::digest::hex(sequential).c_str());

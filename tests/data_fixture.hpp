@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 /// A directory of its own for a test, removed with everything in it.
 class scratch {
- public:
+public:
   scratch() {
     std::string name = (fs::temp_directory_path() / "ordo-data-test-XXXXXX").string();
     REQUIRE(::mkdtemp(name.data()) != nullptr);
@@ -38,7 +38,7 @@ class scratch {
   fs::path operator/(const std::string& name) const { return path_ / name; }
   const fs::path& path() const { return path_; }
 
- private:
+private:
   fs::path path_;
 };
 
@@ -79,7 +79,8 @@ inline reference::stream_source made_source(const std::string& name, std::uint64
   const auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
   for (std::size_t d = 0; d < documents; ++d) {
     std::vector<std::uint32_t> tokens(1 + next() % longest);
-    for (std::uint32_t& id : tokens) id = next() % (vocabulary - 1);
+    for (std::uint32_t& id : tokens)
+      id = next() % (vocabulary - 1);
     tokens.back() = vocabulary - 1;
     made.documents.push_back(std::move(tokens));
   }
@@ -94,7 +95,8 @@ inline sources three_sources(std::uint32_t vocabulary = 1000) {
 
 inline std::uint64_t tokens_of(const reference::stream_source& source) {
   std::uint64_t sum = 0;
-  for (const auto& document : source.documents) sum += document.size();
+  for (const auto& document : source.documents)
+    sum += document.size();
   return sum;
 }
 
@@ -109,7 +111,8 @@ inline data::manifest write_corpus(const fs::path& folder, const sources& from,
   m.separator = vocabulary - 1;
   for (const reference::stream_source& source : from) {
     program::shard_writer writer(folder / source.name, shard_tokens);
-    for (const auto& document : source.documents) writer.add(document);
+    for (const auto& document : source.documents)
+      writer.add(document);
     data::source_info info = writer.finish();
     info.name = source.name;
     info.share = source.share;
@@ -119,4 +122,4 @@ inline data::manifest write_corpus(const fs::path& folder, const sources& from,
   return m;
 }
 
-}  // namespace ordo::test
+} // namespace ordo::test

@@ -43,11 +43,12 @@ std::vector<window> take(data::window_stream& stream, std::size_t count) {
 
 digest::hash256 root_of(const std::vector<window>& windows, std::uint64_t first = 0) {
   digest::merkle_accumulator tree;
-  for (const window& w : windows) tree.append(data::window_leaf(first++, w));
+  for (const window& w : windows)
+    tree.append(data::window_leaf(first++, w));
   return tree.root();
 }
 
-}  // namespace
+} // namespace
 
 // ---- orders ------------------------------------------------------------------------------------
 
@@ -57,10 +58,12 @@ TEST_CASE("permutation: every one is a bijection and the one of the definition")
       INFO("n " << n << ", epoch " << epoch);
       const data::permutation order(7, "ordo.data.order.prose", epoch, n);
       std::vector<std::uint64_t> places;
-      for (std::uint64_t i = 0; i < n; ++i) places.push_back(order(i));
+      for (std::uint64_t i = 0; i < n; ++i)
+        places.push_back(order(i));
       CHECK(places == reference::document_order(7, "prose", epoch, n));
       std::sort(places.begin(), places.end());
-      for (std::uint64_t i = 0; i < n; ++i) REQUIRE(places[i] == i);
+      for (std::uint64_t i = 0; i < n; ++i)
+        REQUIRE(places[i] == i);
       CHECK(has(failure_of([&] { order(n); }), "place " + std::to_string(n)));
     }
   }
@@ -75,7 +78,8 @@ TEST_CASE("permutation: seeds, names and epochs give different orders") {
            {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{1} << 32}) {
         const data::permutation order(seed, name, epoch, 257);
         std::vector<std::uint64_t> places;
-        for (std::uint64_t i = 0; i < 257; ++i) places.push_back(order(i));
+        for (std::uint64_t i = 0; i < 257; ++i)
+          places.push_back(order(i));
         orders.insert(places);
       }
     }
@@ -88,7 +92,8 @@ TEST_CASE("permutation: as large as a corpus may be, without a table") {
                                 std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
     const data::permutation order(1, "x", 0, n);
     std::set<std::uint64_t> seen;
-    for (std::uint64_t i = 0; i < 1000; ++i) seen.insert(order(n - 1 - i));
+    for (std::uint64_t i = 0; i < 1000; ++i)
+      seen.insert(order(n - 1 - i));
     CHECK(seen.size() == 1000);
     CHECK(*seen.rbegin() < n);
   }
@@ -129,19 +134,20 @@ TEST_CASE("stream: test vectors") {
     const window tokens = take(stream, 1).front();
     const digest::hash256 leaf = data::window_leaf(w, tokens);
     tree.append(leaf);
-    if (w >= 12 && (w & (w + 1)) != 0) continue;
-    vectors["windows"].push_back(
-        {{"window", w},
-         {"source", corpus.contents().sources[source].name},
-         {"leaf", digest::hex(leaf)},
-         {"cursor", io::canonical_json(stream.cursor().to_json())}});
+    if (w >= 12 && (w & (w + 1)) != 0)
+      continue;
+    vectors["windows"].push_back({{"window", w},
+                                  {"source", corpus.contents().sources[source].name},
+                                  {"leaf", digest::hex(leaf)},
+                                  {"cursor", io::canonical_json(stream.cursor().to_json())}});
   }
   vectors["root of 1000"] = digest::hex(tree.root());
   vectors["orders"] = test::json::array();
   for (const std::uint64_t n : {1, 5, 16, 17}) {
     const data::permutation order(42, "ordo.data.order.prose", 3, n);
     std::vector<std::uint64_t> places;
-    for (std::uint64_t i = 0; i < n; ++i) places.push_back(order(i));
+    for (std::uint64_t i = 0; i < n; ++i)
+      places.push_back(order(i));
     vectors["orders"].push_back({{"documents", n}, {"epoch", 3}, {"order", places}});
   }
   test::check_vectors("stream.json", vectors);
@@ -171,17 +177,19 @@ TEST_CASE("stream: one stream, whatever the division into calls and processes") 
     digest::merkle_accumulator tree;
     for (std::uint64_t w = 0; w < 1000; w += batch) {
       std::vector<std::uint32_t> joined;
-      const auto part = take(stream, static_cast<std::size_t>(std::min<std::uint64_t>(
-                                         batch, 1000 - w)));
-      for (const window& one : part) joined.insert(joined.end(), one.begin(), one.end());
+      const auto part =
+          take(stream, static_cast<std::size_t>(std::min<std::uint64_t>(batch, 1000 - w)));
+      for (const window& one : part)
+        joined.insert(joined.end(), one.begin(), one.end());
       CHECK(data::batch_root(w, 16, joined) == root_of(part, w));
-      for (std::size_t i = 0; i < part.size(); ++i) tree.append(data::window_leaf(w + i, part[i]));
+      for (std::size_t i = 0; i < part.size(); ++i)
+        tree.append(data::window_leaf(w + i, part[i]));
     }
     CHECK(tree.root() == root);
   }
   data::window_stream other(corpus, 6, 15);
-  CHECK(root_of(take(other, 1000)) != root);  // the seed counts
-  CHECK(root_of(expected, 1) != root);        // and so does the number of a window
+  CHECK(root_of(take(other, 1000)) != root); // the seed counts
+  CHECK(root_of(expected, 1) != root);       // and so does the number of a window
 }
 
 TEST_CASE("stream: resumed at every window, seeking and walking are one") {
@@ -195,7 +203,8 @@ TEST_CASE("stream: resumed at every window, seeking and walking are one") {
   for (std::uint64_t w = 0; w < 400; ++w) {
     cursors.push_back(io::json::parse(io::canonical_json(walked.cursor().to_json())));
     windows.push_back(take(walked, 1).front());
-    for (const auto& s : walked.cursor().sources) epochs = std::max(epochs, s.epoch);
+    for (const auto& s : walked.cursor().sources)
+      epochs = std::max(epochs, s.epoch);
   }
   CHECK(epochs >= 3);
   for (std::uint64_t w = 0; w < 400; ++w) {
@@ -217,7 +226,8 @@ TEST_CASE("stream: on the boundary of an epoch, and in the epoch after it") {
   const scratch dir;
   // 12 documents of 4 tokens; windows of 16 tokens: an epoch is three windows, exactly.
   test::sources sources{{"even", 1, {}}};
-  for (std::uint32_t d = 0; d < 12; ++d) sources[0].documents.push_back({d, d, d, 999});
+  for (std::uint32_t d = 0; d < 12; ++d)
+    sources[0].documents.push_back({d, d, d, 999});
   test::write_corpus(dir / "corpus", sources);
   const data::corpus corpus(dir / "corpus");
   data::window_stream stream(corpus, 2, 15);
@@ -225,26 +235,29 @@ TEST_CASE("stream: on the boundary of an epoch, and in the epoch after it") {
   CHECK(stream.cursor().sources[0] == data::source_cursor{3, 1, 0, 0});
   const io::json boundary = stream.cursor().to_json();
   const std::vector<window> second = take(stream, 3);
-  CHECK(first != second);  // every epoch has its own order
+  CHECK(first != second); // every epoch has its own order
   const std::vector<window> third = take(stream, 3);
   CHECK(third != second);
   data::window_stream resumed(corpus, 2, 15);
   resumed.resume(boundary, "state.json");
   CHECK(take(resumed, 3) == second);
   CHECK(take(resumed, 3) == third);
-  for (const auto& epoch : {first, second, third}) {  // every document once
+  for (const auto& epoch : {first, second, third}) { // every document once
     std::map<std::uint32_t, int> seen;
     for (const window& w : epoch) {
-      for (const std::uint32_t id : w) ++seen[id];
+      for (const std::uint32_t id : w)
+        ++seen[id];
     }
     CHECK(seen.size() == 13);
-    for (const auto& [id, times] : seen) CHECK(times == (id == 999 ? 12 : 3));
+    for (const auto& [id, times] : seen)
+      CHECK(times == (id == 999 ? 12 : 3));
   }
 }
 
 TEST_CASE("stream: marks far apart are as good as near ones") {
   data::sparse_marks<std::uint64_t> marks(0, 4);
-  for (std::uint64_t place = 1; place <= 100'000; ++place) marks.offer(place, 3 * place);
+  for (std::uint64_t place = 1; place <= 100'000; ++place)
+    marks.offer(place, 3 * place);
   CHECK(marks.stride() == 32);
   for (const std::uint64_t place : {0, 1, 31, 32, 33, 63, 64, 99'999, 100'000, 200'000}) {
     const auto [at, value] = marks.before_place(place);
@@ -257,8 +270,12 @@ TEST_CASE("stream: marks far apart are as good as near ones") {
 
 TEST_CASE("stream: counted choices are the choices") {
   using list = std::vector<std::uint64_t>;
-  for (const list& shares : std::vector<list>{{1}, {1, 1}, {7, 2, 1}, {1, 1u << 30, 1},
-                                              {333, 333, 333}, {5, 4, 3, 2, 1, 6, 7, 8, 9}}) {
+  for (const list& shares : std::vector<list>{{1},
+                                              {1, 1},
+                                              {7, 2, 1},
+                                              {1, 1u << 30, 1},
+                                              {333, 333, 333},
+                                              {5, 4, 3, 2, 1, 6, 7, 8, 9}}) {
     test::sources sources;
     for (std::size_t s = 0; s < shares.size(); ++s) {
       sources.push_back({"s" + std::to_string(s), shares[s], {}});
@@ -276,7 +293,8 @@ TEST_CASE("stream: counted choices are the choices") {
     CHECK(choice.windows_before(40'000) == expected);
     CHECK(data::source_choice(3, shares).windows_before(40'000) == expected);
     double total = 0;
-    for (const std::uint64_t share : shares) total += static_cast<double>(share);
+    for (const std::uint64_t share : shares)
+      total += static_cast<double>(share);
     for (std::size_t s = 0; s < shares.size(); ++s) {
       const double mean = 40'000 * static_cast<double>(shares[s]) / total;
       CHECK(std::abs(static_cast<double>(expected[s]) - mean) <= 5 * std::sqrt(mean + 1));
@@ -302,7 +320,7 @@ TEST_CASE("stream: token ids beyond 16 bits survive; an id beyond the vocabulary
   const std::string why = failure_of([&] { take(stream, 1); });
   CHECK(has(why, (dir / "corpus/wide/shard-00000.bin").string()));
   CHECK(has(why, "the id 128256, the vocabulary has 128256"));
-  CHECK(stream.cursor() == before);  // a window that could not be read is not taken
+  CHECK(stream.cursor() == before); // a window that could not be read is not taken
 }
 
 TEST_CASE("stream: windows of impossible lengths") {
@@ -360,13 +378,13 @@ TEST_CASE("stream: hostile cursors") {
   CHECK(has(why([](io::json& c) { c["sources"][0][0] = ~std::uint64_t{0}; }), "lies outside"));
   CHECK(has(why([](io::json& c) { c["sources"][0][1] = ~std::uint64_t{0}; }), "contradicts"));
   CHECK(has(why([](io::json& c) { c["sources"][0] = {0u, 0u, 1u, 0u}; }), "contradicts"));
-  CHECK(has(why([](io::json& c) {
-              c["sources"][0][0] = c["sources"][0][0].get<std::uint64_t>() + 200;
-            }),
-            "contradicts"));
+  CHECK(has(
+      why([](io::json& c) { c["sources"][0][0] = c["sources"][0][0].get<std::uint64_t>() + 200; }),
+      "contradicts"));
   // Consistent with the corpus, and not what the seed draws.
   test::sources even{{"one", 1, {}}, {"two", 1, {}}};
-  for (std::uint32_t d = 0; d < 24; ++d) even[d % 2].documents.push_back({d, d, d, 999});
+  for (std::uint32_t d = 0; d < 24; ++d)
+    even[d % 2].documents.push_back({d, d, d, 999});
   test::write_corpus(dir / "even", even);
   const data::corpus other(dir / "even");
   data::window_stream mine(other, 1, 15), theirs(other, 2, 15);
@@ -422,8 +440,8 @@ TEST_CASE("corpus: a shard cut by a byte and by a page, before and after it is o
       fs::resize_file(path, size - cut);
       const std::string why = failure_of([&] { data::corpus corpus(dir / "corpus"); });
       CHECK(has(why, path.string()));
-      CHECK(has(why, std::to_string(size - cut) + " bytes, the manifest says " +
-                         std::to_string(size)));
+      CHECK(has(why,
+                std::to_string(size - cut) + " bytes, the manifest says " + std::to_string(size)));
       const std::string later = failure_of([&] { take(stream, 1200); });
       CHECK(has(later, path.string()));
       CHECK(has(later, "too early"));
@@ -469,7 +487,7 @@ TEST_CASE("corpus: damaged indexes") {
 TEST_CASE("corpus: more shards than a process may have open") {
   const scratch dir;
   const test::sources sources{test::made_source("prose", 1, 200, 9, 1000)};
-  test::write_corpus(dir / "corpus", sources, 1000, 1);  // a shard a document
+  test::write_corpus(dir / "corpus", sources, 1000, 1); // a shard a document
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
   rlimit few = before;
@@ -505,8 +523,8 @@ TEST_CASE("corpus: hostile manifests") {
   for (const char* name : {"../x", "..", "/x", "a/b", "", ".", "a b", "a\n", "a.b", "\u00e4"}) {
     CHECK(has(why([&](io::json& m) { m["sources"][1]["name"] = name; }), "is no name of a source"));
   }
-  CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = std::string(65, 'a'); }),
-            "is no name"));
+  CHECK(
+      has(why([](io::json& m) { m["sources"][1]["name"] = std::string(65, 'a'); }), "is no name"));
   CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = "prose"; }), "two sources"));
   CHECK(has(why([](io::json& m) { m["sources"][1]["name"] = "PROSE"; }), "two sources"));
   for (const char* key : {"format", "vocabulary", "separator", "tokenizer", "sources"}) {
@@ -531,8 +549,8 @@ TEST_CASE("corpus: hostile manifests") {
             "share is impossible"));
   CHECK(has(why([](io::json& m) { m["sources"][0]["shards"] = io::json::array(); }), "add up"));
   CHECK(has(why([](io::json& m) { m["sources"][0]["tokens"] = 1; }), "add up"));
-  for (const std::uint64_t tokens : {std::uint64_t{0}, (std::uint64_t{1} << 40) + 1,
-                                     std::uint64_t{1} << 53}) {
+  for (const std::uint64_t tokens :
+       {std::uint64_t{0}, (std::uint64_t{1} << 40) + 1, std::uint64_t{1} << 53}) {
     CHECK(has(why([&](io::json& m) { m["sources"][0]["shards"][0]["tokens"] = tokens; }),
               "impossible counts"));
   }

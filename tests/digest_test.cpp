@@ -51,7 +51,8 @@ template <class Element>
 tensor typed_tensor(const std::string& name, dtype type, const std::vector<Element>& elements) {
   tensor t{
       name, type, {elements.size()}, std::vector<std::byte>(elements.size() * sizeof(Element))};
-  if (!elements.empty()) std::memcpy(t.bytes.data(), elements.data(), t.bytes.size());
+  if (!elements.empty())
+    std::memcpy(t.bytes.data(), elements.data(), t.bytes.size());
   return t;
 }
 
@@ -81,11 +82,12 @@ std::vector<std::string> known_entries() {
 
 std::vector<hash256> leaves_of(const std::vector<std::string>& entries) {
   std::vector<hash256> leaves;
-  for (const std::string& entry : entries) leaves.push_back(digest::leaf_hash(bytes_of(entry)));
+  for (const std::string& entry : entries)
+    leaves.push_back(digest::leaf_hash(bytes_of(entry)));
   return leaves;
 }
 
-}  // namespace
+} // namespace
 
 TEST_CASE("digest: SHA-256 of the standard's examples") {
   CHECK(digest::hex(digest::sha256_of("abc")) ==
@@ -127,7 +129,8 @@ TEST_CASE(
     REQUIRE(tree.leaves() == n);
     REQUIRE(digest::merkle_root(leaves) == expected);
     hash256 reduced;
-    if (n > 0) REQUIRE((digest::tree_hasher().reduce(leaves, reduced) && reduced == expected));
+    if (n > 0)
+      REQUIRE((digest::tree_hasher().reduce(leaves, reduced) && reduced == expected));
     entries.push_back("entry " + std::to_string(n));
     tree.append(digest::leaf_hash(bytes_of(entries.back())));
   }
@@ -190,7 +193,8 @@ TEST_CASE("digest: the state's root ignores the order given and sees names, type
   std::vector<std::size_t> order{0, 1, 2, 3};
   while (std::next_permutation(order.begin(), order.end())) {
     std::vector<tensor> shuffled;
-    for (const std::size_t i : order) shuffled.push_back(tensors[i]);
+    for (const std::size_t i : order)
+      shuffled.push_back(tensors[i]);
     CHECK(digest::state_root(roots<space>(shuffled)) == expected);
   }
   const auto changed = [&](auto change) {
@@ -224,7 +228,7 @@ TEST_CASE("digest: a tensor holding a NaN has one digest, whichever chip made it
   const std::uint32_t made[] = {0xffc00000u, 0x7fc00000u, 0x7fffffffu, 0x7f800001u, 0xff800001u};
   std::vector<std::uint32_t> words(10000, 0x3f800000u);
   words[0] = words[4096] = words[9999] = 0x7fc00000u;
-  words[1] = 0x7f800000u;  // infinities are numbers here
+  words[1] = 0x7f800000u; // infinities are numbers here
   words[2] = 0xff800000u;
   const tensor canonical = typed_tensor("w", dtype::f32, words);
   const hash256 expected = root_of(canonical, digest::nans::canonical);
@@ -249,7 +253,8 @@ TEST_CASE("digest: NaNs of bf16, all of them, and nothing but them") {
   std::vector<std::uint16_t> words(1 << 16), expected(1 << 16);
   for (std::uint32_t u = 0; u < 1u << 16; ++u) {
     words[u] = expected[u] = static_cast<std::uint16_t>(u);
-    if (arith::is_nan(arith::from_bits(u << 16))) expected[u] = 0x7fc0;
+    if (arith::is_nan(arith::from_bits(u << 16)))
+      expected[u] = 0x7fc0;
   }
   const tensor t = typed_tensor("w", dtype::bf16, words);
   const tensor replaced = typed_tensor("w", dtype::bf16, expected);
@@ -263,8 +268,10 @@ TEST_CASE("digest: NaNs of bf16, all of them, and nothing but them") {
 TEST_CASE("digest: a frozen digest of a state, so that the format cannot drift") {
   std::vector<float> f(5000);
   std::vector<std::uint16_t> b(9000);
-  for (std::size_t i = 0; i < f.size(); ++i) f[i] = static_cast<float>(i) * 0.5f - 7.0f;
-  for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<std::uint16_t>(i);
+  for (std::size_t i = 0; i < f.size(); ++i)
+    f[i] = static_cast<float>(i) * 0.5f - 7.0f;
+  for (std::size_t i = 0; i < b.size(); ++i)
+    b[i] = static_cast<std::uint16_t>(i);
   tensor matrix = typed_tensor("model.embed_tokens.weight", dtype::f32, f);
   matrix.shape = {50, 100};
   const std::vector<tensor> state{matrix, typed_tensor("model.norm.weight", dtype::bf16, b),

@@ -37,7 +37,7 @@ using io::json;
 
 /// A directory of its own for a test, removed with everything in it.
 class scratch {
- public:
+public:
   scratch() {
     std::string name = (fs::temp_directory_path() / "ordo-io-test-XXXXXX").string();
     REQUIRE(::mkdtemp(name.data()) != nullptr);
@@ -48,21 +48,24 @@ class scratch {
   const fs::path& path() const { return path_; }
   std::vector<std::string> names() const {
     std::vector<std::string> all;
-    for (const auto& entry : fs::directory_iterator(path_)) all.push_back(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(path_))
+      all.push_back(entry.path().filename());
     std::sort(all.begin(), all.end());
     return all;
   }
 
- private:
+private:
   fs::path path_;
 };
 
 using names = std::vector<std::string>;
 
-std::string content(const fs::path& path) { return io::read_file(path, 1 << 24); }
+std::string content(const fs::path& path) {
+  return io::read_file(path, 1 << 24);
+}
 
 void put(const fs::path& path, const std::string& bytes) {
-  fs::remove(path);  // some file systems flush a file that replaces another's content
+  fs::remove(path); // some file systems flush a file that replaces another's content
   std::ofstream out(path, std::ios::binary);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
@@ -97,12 +100,13 @@ void run_and_kill(const std::function<void(int)>& work, useconds_t delay = 0) {
 /// Tells run_and_kill that now is the time, and waits for it.
 void die_here(int out) {
   [[maybe_unused]] const ssize_t n = ::write(out, "x", 1);
-  while (true) ::pause();
+  while (true)
+    ::pause();
 }
 
 /// Files may not grow beyond `limit` bytes while this lives: what a full disk looks like from here.
 class small_disk {
- public:
+public:
   explicit small_disk(rlim_t limit) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
     ::getrlimit(RLIMIT_FSIZE, &before_);
     rlimit now = before_;
@@ -114,7 +118,7 @@ class small_disk {
     std::signal(SIGXFSZ, handler_);
   }
 
- private:
+private:
   rlimit before_{};
   void (*handler_)(int);
 };
@@ -141,9 +145,11 @@ digest::tensor_ref tensor(const std::string& name, digest::dtype type,
 /// A file with this header, whatever it says, and `data`.
 std::string raw(const std::string& header, const std::string& data,
                 std::uint64_t length = std::numeric_limits<std::uint64_t>::max()) {
-  if (length == std::numeric_limits<std::uint64_t>::max()) length = header.size();
+  if (length == std::numeric_limits<std::uint64_t>::max())
+    length = header.size();
   std::string out;
-  for (int i = 0; i < 8; ++i) out += static_cast<char>(length >> (8 * i) & 0xff);
+  for (int i = 0; i < 8; ++i)
+    out += static_cast<char>(length >> (8 * i) & 0xff);
   return out + header + data;
 }
 
@@ -152,7 +158,7 @@ std::string entry(const std::string& name, int begin, int end) {
          "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
-}  // namespace
+} // namespace
 
 // ---- files -------------------------------------------------------------------------------------
 
@@ -216,7 +222,8 @@ TEST_CASE("file: a write that fails leaves the old file and nothing else") {
 }
 
 TEST_CASE("file: a kernel's own answer to a full disk") {
-  if (!fs::exists("/dev/full")) return;
+  if (!fs::exists("/dev/full"))
+    return;
   const std::string why = failure_of([] { io::file("/dev/full", O_WRONLY).write("x"); });
   CHECK(has(why, "No space left on device"));
   CHECK(has(why, "free some space"));
@@ -280,7 +287,7 @@ TEST_CASE("staged directory: appears complete, or not at all") {
   }
   CHECK(dir.names() == names{"a"});
   {
-    io::staged_directory staged(dir / "slash/");  // as a shell completes it
+    io::staged_directory staged(dir / "slash/"); // as a shell completes it
     put(staged.path() / "f", "1");
     staged.commit();
   }
@@ -330,17 +337,23 @@ TEST_CASE("staged directory: a save killed at every stage is absent or complete"
     const scratch dir;
     run_and_kill([&](int out) {
       io::staged_directory staged(dir / "save");
-      if (stage == 0) die_here(out);
+      if (stage == 0)
+        die_here(out);
       io::write_atomic(staged.path() / "a", [&](const io::file& file) {
-        if (stage == 1) die_here(out);
+        if (stage == 1)
+          die_here(out);
         file.write(small);
-        if (stage == 2) die_here(out);
+        if (stage == 2)
+          die_here(out);
       });
-      if (stage == 3) die_here(out);
+      if (stage == 3)
+        die_here(out);
       io::write_file_atomic(staged.path() / "b", big);
-      if (stage == 4) die_here(out);
+      if (stage == 4)
+        die_here(out);
       staged.commit();
-      if (stage == 5) die_here(out);
+      if (stage == 5)
+        die_here(out);
     });
     CHECK(fs::exists(dir / "save") == (stage >= 5));
     CHECK(dir.names().size() == 1);
@@ -351,7 +364,7 @@ TEST_CASE("staged directory: a save killed at every stage is absent or complete"
       CHECK(content(dir / "save/b") == big);
       continue;
     }
-    io::staged_directory staged(dir / "save");  // the same save, done again
+    io::staged_directory staged(dir / "save"); // the same save, done again
     staged.commit();
     CHECK(fs::exists(dir / "save"));
   }
@@ -362,7 +375,8 @@ TEST_CASE("staged directory: saves killed at arbitrary times") {
   const std::string part(20000, 'x');
   const auto save = [&](const std::string& name) {
     io::staged_directory staged(dir / name);
-    for (int i = 0; i < 4; ++i) io::write_file_atomic(staged.path() / std::to_string(i), part);
+    for (int i = 0; i < 4; ++i)
+      io::write_file_atomic(staged.path() / std::to_string(i), part);
     staged.commit();
   };
   const auto start = std::chrono::steady_clock::now();
@@ -373,9 +387,11 @@ TEST_CASE("staged directory: saves killed at arbitrary times") {
   for (int i = 0; i < 12; ++i) {
     const std::string name = "save" + std::to_string(i);
     run_and_kill([&](int) { save(name); }, 1 + static_cast<useconds_t>(whole.count() * i / 5));
-    if (!fs::exists(dir / name)) continue;
+    if (!fs::exists(dir / name))
+      continue;
     ++complete;
-    for (int k = 0; k < 4; ++k) CHECK(content(dir / name / std::to_string(k)) == part);
+    for (int k = 0; k < 4; ++k)
+      CHECK(content(dir / name / std::to_string(k)) == part);
   }
   INFO("complete: " << complete << " of 13");
   io::staged_directory::remove_stale(dir.path());
@@ -402,8 +418,7 @@ TEST_CASE("staged directory: remove_stale leaves work in progress and everything
     CHECK(has(failure_of([&] { io::staged_directory again(dir / "now"); }), "cannot be made"));
     staged.commit();
   }
-  CHECK(dir.names() ==
-        names{"elsewhere", "file", "keep", "now", "x.partial-", "x.partial-12a"});
+  CHECK(dir.names() == names{"elsewhere", "file", "keep", "now", "x.partial-", "x.partial-12a"});
   CHECK(content(dir / "elsewhere/f") == "x");
   CHECK_NOTHROW(io::staged_directory::remove_stale(dir / "none"));
 }
@@ -455,15 +470,18 @@ TEST_CASE("staged directory: a disk that is full, where one may be mounted") {
 
 TEST_CASE("canonical JSON: RFC 8785's order of keys and its escapes") {
   // The RFC's own example, 3.2.3: CR, 1, U+0080, o-umlaut, euro, a grinning face, a Hebrew letter.
-  const json keys = {{"\u20ac", "Euro Sign"}, {"\r", "Carriage Return"},
-                     {"\ufb33", "Hebrew Letter Dalet With Dagesh"}, {"1", "One"},
-                     {"\U0001f600", "Emoji: Grinning Face"}, {"\u0080", "Control"},
+  const json keys = {{"\u20ac", "Euro Sign"},
+                     {"\r", "Carriage Return"},
+                     {"\ufb33", "Hebrew Letter Dalet With Dagesh"},
+                     {"1", "One"},
+                     {"\U0001f600", "Emoji: Grinning Face"},
+                     {"\u0080", "Control"},
                      {"\u00f6", "Latin Small Letter O With Diaeresis"}};
   CHECK(io::canonical_json(keys) ==
         "{\"\\r\":\"Carriage Return\",\"1\":\"One\",\"\u0080\":\"Control\","
         "\"\u00f6\":\"Latin Small Letter O With Diaeresis\",\"\u20ac\":\"Euro Sign\","
         "\"\U0001f600\":\"Emoji: Grinning Face\",\"\ufb33\":\"Hebrew Letter Dalet With Dagesh\"}");
-  CHECK(keys.dump() != io::canonical_json(keys));  // the order of bytes is another one
+  CHECK(keys.dump() != io::canonical_json(keys)); // the order of bytes is another one
   CHECK(io::canonical_json(json("\u20ac$\u000f\nA'B\"\\\\\"/\x7f\b\t\f\r\x1f")) ==
         "\"\u20ac$\\u000f\\nA'B\\\"\\\\\\\\\\\"/\x7f\\b\\t\\f\\r\\u001f\"");
   CHECK(io::canonical_json({{"b", {nullptr, true, false, json::array(), json::object()}},
@@ -496,13 +514,15 @@ TEST_CASE("JSON: parsing what nobody vouches for") {
   for (const int depth : {63, 64}) {
     CHECK(why(std::string(depth, '[') + std::string(depth, ']')) == "no error");
     std::string objects = "1";
-    for (int i = 0; i < depth; ++i) objects = "{\"a\":" + objects + "}";
+    for (int i = 0; i < depth; ++i)
+      objects = "{\"a\":" + objects + "}";
     CHECK(why(objects) == "no error");
   }
   CHECK(has(why(std::string(65, '[') + std::string(65, ']')), "64 levels"));
   CHECK(has(why(std::string(1000000, '[')), "64 levels"));
   std::string objects = "1";
-  for (int i = 0; i < 65; ++i) objects = "{\"a\":" + objects + "}";
+  for (int i = 0; i < 65; ++i)
+    objects = "{\"a\":" + objects + "}";
   CHECK(has(why(objects), "64 levels"));
   CHECK(has(why("{\"a\":1,\"b\":2,\"a\":3}"), "place: the key 'a' occurs twice"));
   CHECK(has(why("{\"a\":1,\"\\u0061\":3}"), "'a' occurs twice"));
@@ -522,9 +542,16 @@ TEST_CASE("JSON: parsing what nobody vouches for") {
 }
 
 TEST_CASE("JSON: checked getters name key and place") {
-  const json object = {{"n", 7}, {"minus", -1}, {"half", 0.5}, {"text", "x"}, {"yes", true},
-                       {"list", {1}}, {"object", {{"a", 1}}}, {"one", "3f800000"},
-                       {"hash", std::string(64, 'a')}, {"upper", std::string(64, 'A')}};
+  const json object = {{"n", 7},
+                       {"minus", -1},
+                       {"half", 0.5},
+                       {"text", "x"},
+                       {"yes", true},
+                       {"list", {1}},
+                       {"object", {{"a", 1}}},
+                       {"one", "3f800000"},
+                       {"hash", std::string(64, 'a')},
+                       {"upper", std::string(64, 'A')}};
   CHECK(io::get_u64(object, "n", "f") == 7);
   CHECK(io::get_string(object, "text", "f") == "x");
   CHECK(io::get_bool(object, "yes", "f"));
@@ -576,11 +603,10 @@ TEST_CASE("safetensors: the bytes of a small file") {
                          tensor("a", digest::dtype::i8, {2, 1}, two),
                          tensor("c", digest::dtype::bf16, {0, 5}, "")},
                         {{"producer", "ordo"}, {"format", "pt"}});
-  std::string header =
-      "{\"__metadata__\":{\"format\":\"pt\",\"producer\":\"ordo\"},"
-      "\"a\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]},"
-      "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]},"
-      "\"c\":{\"dtype\":\"BF16\",\"shape\":[0,5],\"data_offsets\":[6,6]}}";
+  std::string header = "{\"__metadata__\":{\"format\":\"pt\",\"producer\":\"ordo\"},"
+                       "\"a\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]},"
+                       "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]},"
+                       "\"c\":{\"dtype\":\"BF16\",\"shape\":[0,5],\"data_offsets\":[6,6]}}";
   header.append((8 - header.size() % 8) % 8, ' ');
   CHECK(content(dir / "f") == raw(header, two + four));
 
@@ -734,7 +760,7 @@ TEST_CASE("safetensors: hostile files") {
 TEST_CASE("safetensors: a header above 100 MB in a file that has it") {
   const scratch dir;
   put(dir / "f", raw("{}", "", 100'000'001));
-  fs::resize_file(dir / "f", 8 + 100'000'001);  // a hole: takes no space
+  fs::resize_file(dir / "f", 8 + 100'000'001); // a hole: takes no space
   CHECK(has(failure_of([&] { io::safetensors_reader reader(dir / "f"); }), "at most 100000000"));
 }
 
@@ -795,7 +821,7 @@ TEST_CASE("safetensors: 2,000 files with a byte changed anywhere are read or ref
     }
   }
   CHECK(read + refused == 2000);
-  CHECK(read > 200);  // a changed value is a value
+  CHECK(read > 200); // a changed value is a value
   CHECK(refused > 1000);
 }
 

@@ -57,7 +57,9 @@ std::string zstd(const std::string& text) {
   return out;
 }
 
-std::string line(const std::string& text) { return io::json({{"text", text}}).dump() + "\n"; }
+std::string line(const std::string& text) {
+  return io::json({{"text", text}}).dump() + "\n";
+}
 
 /// Text that does not compress to nothing.
 std::string words(std::size_t n) {
@@ -69,9 +71,11 @@ std::string words(std::size_t n) {
   return text;
 }
 
-program::source_request source(const std::string& share) { return {"s", share, {}}; }
+program::source_request source(const std::string& share) {
+  return {"s", share, {}};
+}
 
-}  // namespace
+} // namespace
 
 // ---- JSON lines --------------------------------------------------------------------------------
 
@@ -80,7 +84,8 @@ TEST_CASE("text: JSON lines, plain and compressed, are the same documents") {
   const texts documents{"one", "two \n lines", "Vi\u1ec7t \U0001f600", "<|endoftext|>",
                         words(5000)};
   std::string file;
-  for (const std::string& d : documents) file += line(d);
+  for (const std::string& d : documents)
+    file += line(d);
   put(dir / "a.jsonl", file);
   put(dir / "a.jsonl.gz", gzip(file));
   put(dir / "a.jsonl.zst", zstd(file));
@@ -114,7 +119,8 @@ TEST_CASE("text: lines across the pieces in which a file is read") {
   for (const std::size_t n : {piece - 12, piece - 11, piece - 10, piece, 3 * piece + 7}) {
     const texts documents{words(n), "short", words(2 * piece)};
     std::string file;
-    for (const std::string& d : documents) file += line(d);
+    for (const std::string& d : documents)
+      file += line(d);
     put(dir / "a.jsonl", file);
     CHECK(read(dir / "a.jsonl") == documents);
     put(dir / "a.jsonl.gz", gzip(file));
@@ -144,7 +150,7 @@ TEST_CASE("text: errors name file, line and field") {
   CHECK(has(why("{\"question\":\"q\",\"answer\":\"a\"}"),
             "its fields are: answer, question; name the right ones with --text-field"));
   CHECK(has(why("{\"text\":7}"), "no text field 'text'"));
-  CHECK(has(why("{\"text\":\"x\"}", {"title"}), "not named"));  // line 1 is refused before
+  CHECK(has(why("{\"text\":\"x\"}", {"title"}), "not named")); // line 1 is refused before
   CHECK(has(why("[\"text\"]"), "no JSON object"));
   CHECK(has(why("text"), "no valid JSON at byte"));
   CHECK(has(why("{\"text\":\"x\""), "no valid JSON"));
@@ -195,7 +201,8 @@ TEST_CASE("text: a plain file is one document, byte for byte, or its paragraphs"
 TEST_CASE("text: a compressed file that was cut or changed is an error, never a shorter text") {
   const scratch dir;
   std::string file;
-  for (int i = 0; i < 40; ++i) file += line(words(30 + static_cast<std::size_t>(i)));
+  for (int i = 0; i < 40; ++i)
+    file += line(words(30 + static_cast<std::size_t>(i)));
   for (const char* name : {"a.jsonl.gz", "a.jsonl.zst"}) {
     const bool gz = has(name, ".gz");
     const std::string whole = gz ? gzip(file) : zstd(file);
@@ -209,9 +216,9 @@ TEST_CASE("text: a compressed file that was cut or changed is an error, never a 
       put(dir / name, whole + tail);
       CHECK(has(failure_of([&] { read(dir / name); }), (dir / name).string()));
     }
-    put(dir / name, file);  // not compressed at all
+    put(dir / name, file); // not compressed at all
     CHECK(has(failure_of([&] { read(dir / name); }), "cannot be decompressed"));
-    for (std::size_t at = 0; at < whole.size(); at += 7) {  // read or refused, no crash
+    for (std::size_t at = 0; at < whole.size(); at += 7) { // read or refused, no crash
       std::string bytes = whole;
       bytes[at] = static_cast<char>(bytes[at] ^ 0x10);
       put(dir / name, bytes);
@@ -238,7 +245,8 @@ TEST_CASE("build: shares become whole numbers in the proportion written") {
   using counts = std::vector<std::uint64_t>;
   const auto shares = [](const texts& written) {
     std::vector<program::source_request> requests;
-    for (const std::string& share : written) requests.push_back(source(share));
+    for (const std::string& share : written)
+      requests.push_back(source(share));
     return program::parse_shares(requests);
   };
   CHECK(shares({"0.7", "0.2", "0.1"}) == counts{7, 2, 1});
@@ -263,8 +271,8 @@ TEST_CASE("build: sources as they are written on the command line") {
   CHECK(two.name == "web");
   CHECK(two.share == "0.7");
   CHECK(two.files == std::vector<fs::path>{"a.txt", "b:c.jsonl.gz"});
-  for (const char* bad : {"", "web", "web=1", "web:1=a", "web=1:", "web=1:a,", "web=1:,a",
-                          "=1:a", "../x=1:a", "a b=1:a"}) {
+  for (const char* bad : {"", "web", "web=1", "web:1=a", "web=1:", "web=1:a,", "web=1:,a", "=1:a",
+                          "../x=1:a", "a b=1:a"}) {
     INFO(bad);
     CHECK(has(failure_of([&] { program::parse_source(bad); }), "--source "));
   }
@@ -278,7 +286,7 @@ TEST_CASE("build: fields of one source and of all") {
   request.sources = {{"x", "1", {dir / "a.jsonl"}}, {"y", "1", {dir / "b.jsonl"}}};
   program::add_text_fields({"x:q", "x:a:b", "p"}, request);
   const auto built = program::build_corpus(request, data::tokenizer(), dir / "corpus");
-  CHECK(built.contents.sources[0].tokens == 4);  // "1\n2" and the separator
+  CHECK(built.contents.sources[0].tokens == 4); // "1\n2" and the separator
   CHECK(built.contents.sources[1].tokens == 2);
   request = {};
   program::add_text_fields({"z:q"}, request);
@@ -329,8 +337,8 @@ TEST_CASE("build: what is wrong is found before anything is made, and nothing is
   const auto why = [&](std::vector<program::source_request> sources) {
     program::build_request request;
     request.sources = std::move(sources);
-    const std::string text = failure_of(
-        [&] { program::build_corpus(request, data::tokenizer(), dir / "corpus"); });
+    const std::string text =
+        failure_of([&] { program::build_corpus(request, data::tokenizer(), dir / "corpus"); });
     CHECK_FALSE(fs::exists(dir / "corpus"));
     CHECK(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()) == 3);
     return text;
@@ -349,9 +357,7 @@ TEST_CASE("build: what is wrong is found before anything is made, and nothing is
   program::build_corpus(request, data::tokenizer(), dir / "corpus");
   CHECK_FALSE(fs::exists(dir / "corpus.partial-1"));
   CHECK(fs::exists(dir / "other.partial-1"));
-  CHECK(has(failure_of([&] {
-              program::build_corpus(request, data::tokenizer(), dir / "corpus");
-            }),
+  CHECK(has(failure_of([&] { program::build_corpus(request, data::tokenizer(), dir / "corpus"); }),
             "it exists; choose another --out"));
 }
 

@@ -59,7 +59,8 @@ inline std::vector<std::uint64_t> parse_shares(const std::vector<source_request>
   };
   std::size_t decimals = 0;
   for (const source_request& r : requests) {
-    if (fraction(r).size() > 8) refuse(r, "has too many digits");
+    if (fraction(r).size() > 8)
+      refuse(r, "has too many digits");
     decimals = std::max(decimals, fraction(r).size());
   }
   std::vector<std::uint64_t> shares;
@@ -70,8 +71,10 @@ inline std::vector<std::uint64_t> parse_shares(const std::vector<source_request>
     }
     digits.append(decimals - fraction(r).size(), '0');
     digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
-    if (digits.empty()) refuse(r, "is no positive number");
-    if (digits.size() > 9) refuse(r, "and the others differ in too many digits");
+    if (digits.empty())
+      refuse(r, "is no positive number");
+    if (digits.size() > 9)
+      refuse(r, "and the others differ in too many digits");
     shares.push_back(std::stoull(digits));
   }
   return shares;
@@ -79,7 +82,7 @@ inline std::vector<std::uint64_t> parse_shares(const std::vector<source_request>
 
 /// Writes one source's shards below `folder`.
 class shard_writer {
- public:
+public:
   shard_writer(const std::filesystem::path& folder, std::uint64_t shard_tokens)
       : folder_(folder), shard_tokens_(shard_tokens) {
     std::error_code failure;
@@ -90,12 +93,14 @@ class shard_writer {
   /// Appends a document, whose last token is the separator.
   void add(const std::vector<std::uint32_t>& tokens) {
     require(!tokens.empty(), folder_.string(), "a document without its separator is given to it");
-    if (!bin_) open();
+    if (!bin_)
+      open();
     bin_->add(std::as_bytes(std::span(tokens)));
     shard_.tokens += tokens.size();
     ++shard_.documents;
     add_offset(shard_.tokens);
-    if (shard_.tokens >= shard_tokens_) close();
+    if (shard_.tokens >= shard_tokens_)
+      close();
   }
 
   /// Tokens and documents so far.
@@ -104,26 +109,28 @@ class shard_writer {
 
   /// Ends the source and returns its counts and digests.
   data::source_info finish() {
-    if (bin_) close();
+    if (bin_)
+      close();
     return std::move(info_);
   }
 
- private:
+private:
   /// A file that is written in large pieces and hashed on the way.
   class hashed_file {
-   public:
+  public:
     explicit hashed_file(const std::filesystem::path& path)
         : file_(path, O_WRONLY | O_CREAT | O_EXCL) {}
     void add(std::span<const std::byte> bytes) {
       waiting_.insert(waiting_.end(), bytes.begin(), bytes.end());
-      if (waiting_.size() >= std::size_t{1} << 20) flush();
+      if (waiting_.size() >= std::size_t{1} << 20)
+        flush();
     }
     digest::hash256 finish() {
       flush();
       return hash_.finish();
     }
 
-   private:
+  private:
     void flush() {
       file_.write(std::span<const std::byte>(waiting_));
       hash_.update(waiting_);
@@ -162,7 +169,7 @@ class shard_writer {
 struct build_request {
   std::vector<source_request> sources;
   std::vector<std::string> text_fields{"text"};
-  std::map<std::string, std::vector<std::string>> source_fields;  ///< for sources that differ
+  std::map<std::string, std::vector<std::string>> source_fields; ///< for sources that differ
   bool split_blank_lines = false;
   std::uint64_t shard_tokens = std::uint64_t{1} << 27;
   /// Told after every document: the source, its documents and its tokens so far.
@@ -182,10 +189,11 @@ inline void add_text_fields(const std::vector<std::string>& written, build_reque
     const bool one = name.size() < field.size() &&
                      std::any_of(request.sources.begin(), request.sources.end(),
                                  [&](const source_request& s) { return s.name == name; });
-    (one ? request.source_fields[name] : shared).push_back(one ? field.substr(name.size() + 1)
-                                                               : field);
+    (one ? request.source_fields[name] : shared)
+        .push_back(one ? field.substr(name.size() + 1) : field);
   }
-  if (!shared.empty()) request.text_fields = std::move(shared);
+  if (!shared.empty())
+    request.text_fields = std::move(shared);
 }
 
 /// Finds what can be found wrong before hours of work.
@@ -201,7 +209,8 @@ inline void check_request(const build_request& request, const std::filesystem::p
               "the name occurs twice (upper and lower case count as one)",
               "list all its files in one --source");
     }
-    for (const std::filesystem::path& file : source.files) byte_source readable(file);
+    for (const std::filesystem::path& file : source.files)
+      byte_source readable(file);
   }
 }
 
@@ -228,7 +237,8 @@ inline build_result build_corpus(const build_request& request, const data::token
       tokenizer.encode(text, tokens);
       tokens.push_back(tokenizer.separator());
       writer.add(tokens);
-      if (request.progress) request.progress(source.name, writer.documents(), writer.tokens());
+      if (request.progress)
+        request.progress(source.name, writer.documents(), writer.tokens());
     };
     const auto own = request.source_fields.find(source.name);
     const auto& fields = own == request.source_fields.end() ? request.text_fields : own->second;
@@ -248,4 +258,4 @@ inline build_result build_corpus(const build_request& request, const data::token
   return result;
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

@@ -22,11 +22,13 @@ using namespace ordo::program;
 
 /// Progress of a build: a line that is rewritten on a terminal, elsewhere one now and then.
 class build_progress {
- public:
+public:
   void operator()(const std::string& source, std::uint64_t documents, std::uint64_t tokens) {
-    if ((++calls_ & 255) != 0) return;  // documents may be short, and clocks slow
+    if ((++calls_ & 255) != 0)
+      return; // documents may be short, and clocks slow
     const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < (terminal_ ? std::chrono::seconds(1) : std::chrono::seconds(30))) return;
+    if (now - last_ < (terminal_ ? std::chrono::seconds(1) : std::chrono::seconds(30)))
+      return;
     last_ = now;
     const double seconds = std::chrono::duration<double>(now - begin_).count();
     std::fprintf(stderr, "%s%s: %llu documents, %.1f M tokens, %.0f s%s", terminal_ ? "\r" : "",
@@ -36,10 +38,11 @@ class build_progress {
   }
   /// Ends the line on a terminal.
   void finish() const {
-    if (shown_ && terminal_) std::fputs("\r\033[K", stderr);
+    if (shown_ && terminal_)
+      std::fputs("\r\033[K", stderr);
   }
 
- private:
+private:
   const bool terminal_ = ::isatty(STDERR_FILENO) == 1;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point last_ = begin_;
@@ -57,10 +60,10 @@ int build(const options::variables_map& given) {
   }
   request.split_blank_lines = given.count("split-blank-lines") != 0;
   request.shard_tokens = given["shard-tokens"].as<std::uint64_t>();
-  require(request.shard_tokens > 0, "--shard-tokens", "0 tokens make no shard",
-          "write 1 or more");
+  require(request.shard_tokens > 0, "--shard-tokens", "0 tokens make no shard", "write 1 or more");
   build_progress progress;
-  if (given.count("quiet") == 0) request.progress = std::ref(progress);
+  if (given.count("quiet") == 0)
+    request.progress = std::ref(progress);
   const auto tokenizer = data::tokenizer::open(given["tokenizer"].as<std::string>());
   const std::string out = given["out"].as<std::string>();
   require(!out.empty(), "--out", "it is empty", "name the folder to make");
@@ -131,22 +134,27 @@ std::pair<std::uint64_t, std::uint64_t> parse_range(const std::string& range) {
   const auto number = [&](const std::string& text) {
     std::uint64_t n = 0;
     const auto [stop, failure] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (failure != std::errc() || stop != text.data() + text.size()) refuse("it is not understood");
+    if (failure != std::errc() || stop != text.data() + text.size())
+      refuse("it is not understood");
     return n;
   };
   const std::size_t colon = range.find(':');
-  if (colon == std::string::npos) refuse("it is not understood");
+  if (colon == std::string::npos)
+    refuse("it is not understood");
   const std::uint64_t first = number(range.substr(0, colon));
   const std::uint64_t last = number(range.substr(colon + 1));
-  if (first > last) refuse("it ends before it begins");
-  if (last > data::window_limit) refuse("it goes beyond 2^48 windows");
+  if (first > last)
+    refuse("it ends before it begins");
+  if (last > data::window_limit)
+    refuse("it goes beyond 2^48 windows");
   return {first, last};
 }
 
 void print(const std::vector<std::uint32_t>& ids, const char* between) {
   std::string text;
   for (const std::uint32_t id : ids) {
-    if (!text.empty()) text += between;
+    if (!text.empty())
+      text += between;
     text += std::to_string(id);
   }
   std::cout << text;
@@ -167,8 +175,7 @@ int stream(const options::variables_map& given) {
     if (digest_only) {
       tree.append(data::window_leaf(w, tokens));
     } else if (json) {
-      std::cout << "{\"source\":\"" << corpus.contents().sources[source].name
-                << "\",\"tokens\":[";
+      std::cout << "{\"source\":\"" << corpus.contents().sources[source].name << "\",\"tokens\":[";
       print(tokens, ",");
       std::cout << "],\"window\":" << w << "}\n";
     } else {
@@ -176,7 +183,8 @@ int stream(const options::variables_map& given) {
       std::cout << "\n";
     }
   }
-  if (!digest_only) return same_or_done;
+  if (!digest_only)
+    return same_or_done;
   const std::string root = digest::hex(tree.root());
   if (json) {
     std::cout << io::canonical_json({{"root", root}, {"windows", {first, last}}}) << "\n";
@@ -192,8 +200,10 @@ std::vector<std::uint32_t> parse_ids(const std::string& text, std::uint32_t voca
   const char* at = text.data();
   const char* const end = at + text.size();
   while (true) {
-    while (at < end && std::strchr(" \t\r\n,[]", *at) != nullptr) ++at;
-    if (at == end) return ids;
+    while (at < end && std::strchr(" \t\r\n,[]", *at) != nullptr)
+      ++at;
+    if (at == end)
+      return ids;
     std::uint32_t id = 0;
     const auto [stop, failure] = std::from_chars(at, end, id);
     const std::string place = "standard input, byte " + std::to_string(at - text.data() + 1);
@@ -221,7 +231,8 @@ int tokenize(const options::variables_map& given) {
     std::vector<std::uint32_t> ids;
     tokenizer.encode(text, ids);
     const bool json = given.count("json") != 0;
-    if (json) std::cout << "[";
+    if (json)
+      std::cout << "[";
     print(ids, json ? "," : " ");
     std::cout << (json ? "]\n" : "\n");
   } else {
@@ -263,8 +274,8 @@ int main(int argc, char** argv) {
       "out", value<std::string>()->required(), "the corpus, which must not exist")(
       "text-field", value<std::vector<std::string>>(),
       "FIELD of JSON lines that holds the text (default text), or SOURCE:FIELD; several are joined "
-      "by line breaks")(
-      "split-blank-lines", "plain text: a document a paragraph instead of a file")(
+      "by line breaks")("split-blank-lines",
+                        "plain text: a document a paragraph instead of a file")(
       "shard-tokens", value<std::uint64_t>()->default_value(std::uint64_t{1} << 27),
       "tokens after which a shard ends");
   for (const std::size_t i : {2u, 3u}) {

@@ -53,6 +53,7 @@ int run(const options::variables_map& given) {
   settings.corpus = text_of(given, "corpus");
   settings.quiet = given.count("quiet") != 0;
   settings.json = given.count("json") != 0;
+  settings.past_halt = given.count("past-halt") != 0;
   if (given.count("until") != 0)
     settings.until = given["until"].as<std::uint64_t>();
   return train_loop(text_of(given, "run"), settings);
@@ -112,6 +113,7 @@ int main(int argc, char** argv) {
                                                                             "where to compute");
   commands[1].described.add_options()("run", text()->required(), "folder of the run")(
       "until", value<std::uint64_t>(), "stop after this step")(
+      "past-halt", "go on from a step at which the spike rule halted the run")(
       "device", text(), "where to compute")("corpus", text(),
                                             "where the corpus lies now, if it was moved");
   commands[2].described.add_options()("path", text()->required(), "folder of a run or checkpoint");

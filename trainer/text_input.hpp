@@ -26,7 +26,7 @@ namespace ordo::program {
 /// The bytes of a file, decompressed when its name ends in .gz or .zst. A compressed file that ends
 /// within its stream, or has something else after it, is an error, never a shorter text.
 class byte_source {
- public:
+public:
   explicit byte_source(const std::filesystem::path& path) : path_(path) {
     std::error_code ignored;
     require(!std::filesystem::is_directory(path, ignored), path.string(), "it is a folder",
@@ -48,12 +48,14 @@ class byte_source {
       require(zstd_ != nullptr, path.string(), "zstd cannot be started",
               "there may be too little memory");
     }
-    if (gzip_ || zstd_) input_.resize(std::size_t{1} << 17);
+    if (gzip_ || zstd_)
+      input_.resize(std::size_t{1} << 17);
   }
 
   /// Fills `out` from its start; returns how much, 0 at the end. Throws on damaged compression.
   std::size_t read(std::span<char> out) {
-    if (!gzip_ && !zstd_) return read_file(out);
+    if (!gzip_ && !zstd_)
+      return read_file(out);
     while (true) {
       if (used_ == filled_ && !holds_more_) {
         used_ = 0;
@@ -64,12 +66,13 @@ class byte_source {
         }
       }
       const std::size_t n = gzip_ ? inflate_some(out) : decompress_some(out);
-      holds_more_ = n == out.size();  // it may have stopped for lack of room
-      if (n > 0) return n;
+      holds_more_ = n == out.size(); // it may have stopped for lack of room
+      if (n > 0)
+        return n;
     }
   }
 
- private:
+private:
   struct end_inflate {
     void operator()(z_stream* stream) const {
       inflateEnd(stream);
@@ -106,9 +109,11 @@ class byte_source {
     const std::size_t made = out.size() - z.avail_out;
     if (result == Z_STREAM_END) {
       ended_ = true;
-      if (inflateReset(&z) != Z_OK) refuse("zlib cannot go on");
+      if (inflateReset(&z) != Z_OK)
+        refuse("zlib cannot go on");
     } else if (result == Z_OK || result == Z_BUF_ERROR) {
-      if (used_ != before) ended_ = false;
+      if (used_ != before)
+        ended_ = false;
     } else {
       refuse(z.msg != nullptr ? z.msg : "no gzip stream");
     }
@@ -119,7 +124,8 @@ class byte_source {
     ZSTD_inBuffer from{input_.data(), filled_, used_};
     ZSTD_outBuffer to{out.data(), out.size(), 0};
     const std::size_t result = ZSTD_decompressStream(zstd_.get(), &to, &from);
-    if (ZSTD_isError(result) != 0) refuse(ZSTD_getErrorName(result));
+    if (ZSTD_isError(result) != 0)
+      refuse(ZSTD_getErrorName(result));
     if (result == 0) {
       ended_ = true;
     } else if (from.pos != used_) {
@@ -136,14 +142,15 @@ class byte_source {
   std::unique_ptr<ZSTD_DCtx, free_context> zstd_;
   std::vector<char> input_;
   std::size_t used_ = 0, filled_ = 0;
-  bool holds_more_ = false;  ///< the decoder may make more without input
-  bool ended_ = false;       ///< the last stream is complete
+  bool holds_more_ = false; ///< the decoder may make more without input
+  bool ended_ = false;      ///< the last stream is complete
 };
 
 /// Whether a path holds JSON lines, compressed or not.
 inline bool is_json_lines(std::filesystem::path path) {
   const std::string extension = path.extension().string();
-  if (extension == ".gz" || extension == ".zst") path.replace_extension();
+  if (extension == ".gz" || extension == ".zst")
+    path.replace_extension();
   return path.extension() == ".jsonl";
 }
 
@@ -161,13 +168,15 @@ inline std::string text_of_line(const std::string& line, const std::vector<std::
     if (found == object.end() || !found->is_string()) {
       std::string there;
       for (const auto& item : object.items()) {
-        if (there.size() > 200) break;
+        if (there.size() > 200)
+          break;
         there += (there.empty() ? "" : ", ") + io::printable(item.key());
       }
       throw error(where, "it has no text field '" + field + "'",
                   "its fields are: " + there + "; name the right ones with --text-field");
     }
-    if (&field != &fields.front()) text += '\n';
+    if (&field != &fields.front())
+      text += '\n';
     text += found->get_ref<const std::string&>();
   }
   return text;
@@ -191,15 +200,18 @@ inline piece_end end_of_line(const std::string& text, std::size_t& from) {
 inline piece_end end_of_paragraph(const std::string& text, std::size_t& from) {
   for (; (from = text.find('\n', from)) != std::string::npos; ++from) {
     const std::string_view after = std::string_view(text).substr(from + 1, 2);
-    if (after.starts_with('\n')) return {from, from + 2};
-    if (after == "\r\n") return {text[from - (from > 0)] == '\r' ? from - 1 : from, from + 3};
-    if (after.empty() || after == "\r") return {std::string::npos, 0};  // more may follow
+    if (after.starts_with('\n'))
+      return {from, from + 2};
+    if (after == "\r\n")
+      return {text[from - (from > 0)] == '\r' ? from - 1 : from, from + 3};
+    if (after.empty() || after == "\r")
+      return {std::string::npos, 0}; // more may follow
   }
   from = text.size();
   return {std::string::npos, 0};
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Calls `take(document)` for every document of a file: each line of JSON lines that is not blank;
 /// otherwise the whole file or, with `split`, its paragraphs separated by blank lines. Plain text
@@ -214,9 +226,11 @@ void for_each_document(const std::filesystem::path& path, const std::vector<std:
   std::uint64_t number = 0;
   std::size_t searched = 0;
   const auto deliver = [&](std::string piece) {
-    if (!lines) return take(std::move(piece));
+    if (!lines)
+      return take(std::move(piece));
     ++number;
-    if (piece.find_first_not_of(" \t\r") == std::string::npos) return;
+    if (piece.find_first_not_of(" \t\r") == std::string::npos)
+      return;
     take(text_of_line(piece, fields, path.string() + ", line " + std::to_string(number)));
   };
   while (const std::size_t n = source.read(buffer)) {
@@ -226,7 +240,8 @@ void for_each_document(const std::filesystem::path& path, const std::vector<std:
       while (true) {
         const auto [end, next] = lines ? detail::end_of_line(pending, searched)
                                        : detail::end_of_paragraph(pending, searched);
-        if (end == std::string::npos) break;
+        if (end == std::string::npos)
+          break;
         deliver(pending.substr(begin, end - begin));
         begin = searched = next;
       }
@@ -236,7 +251,8 @@ void for_each_document(const std::filesystem::path& path, const std::vector<std:
     require(pending.size() <= document_limit, path.string(), "it holds a document beyond 1 GiB",
             "split it");
   }
-  if (!pending.empty()) deliver(std::move(pending));
+  if (!pending.empty())
+    deliver(std::move(pending));
 }
 
-}  // namespace ordo::program
+} // namespace ordo::program

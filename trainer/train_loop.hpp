@@ -26,6 +26,7 @@ struct loop_options {
   std::string device, corpus;
   std::optional<std::uint64_t> until;
   bool quiet = false, json = false;
+  bool past_halt = false; ///< go on from a step at which the spike rule halted
 };
 
 /// Keeps a second trainer out of a run for as long as it lives. Taken before anything is read: what
@@ -170,6 +171,12 @@ inline int train_loop(const std::filesystem::path& path, const loop_options& giv
                 std::to_string(run.steps()) + " records",
             "restore records.jsonl, or remove that checkpoint");
     load_last(run, *driver, steps.back());
+    const train::json halting = (steps.back() == 0 ? run.genesis() : run.record(steps.back()))
+                                    .value("spike", train::json());
+    require(given.past_halt || !halting.is_object() || halting.value("halt", false) == false,
+            path.string(),
+            "the spike rule halted the run after step " + std::to_string(steps.back()),
+            "look at metrics.jsonl; to go on all the same, add --past-halt");
   }
   progress_line progress(given.quiet || given.json);
   bool halted = false;
@@ -186,7 +193,7 @@ inline int train_loop(const std::filesystem::path& path, const loop_options& giv
     run.put(at, step.record, step.commitments);
     if (fresh)
       run.append_metrics(metrics_of(step, seconds.count()));
-    halted = step.result.spike.halt;
+    halted = step.result.spike.halt && (fresh || !given.past_halt);
     if (at % run.config().checkpoint_every == 0)
       save();
     progress.show(step, last, seconds.count(), at == last || halted || stop_request::seen());

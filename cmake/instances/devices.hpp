@@ -18,7 +18,7 @@ namespace ordo::instances {
 /// Kokkos for the length of a program. Threads are not bound unless the user asks for it: programs
 /// share their machine.
 class kokkos_scope {
- public:
+public:
   kokkos_scope() {
     ::setenv("OMP_PROC_BIND", "false", 0);
     Kokkos::InitArguments arguments;
@@ -52,11 +52,11 @@ inline const device& find_device(const std::string& name) {
   all.push_back(&serial());
   std::string names;
   for (const device* candidate : all) {
-    if (name.empty() || name == candidate->name) return *candidate;
+    if (name.empty() || name == candidate->name)
+      return *candidate;
     names += (names.empty() ? "" : ", ") + std::string(candidate->name);
   }
   throw error("--device " + name, "this build has no such device", "it has: " + names);
 }
 
-
-}  // namespace ordo::instances
+} // namespace ordo::instances

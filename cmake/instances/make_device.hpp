@@ -20,4 +20,4 @@ device make_device(const char* name) {
           [] { return audit::conformance(Space()); }};
 }
 
-}  // namespace ordo::instances
+} // namespace ordo::instances

@@ -9,4 +9,4 @@ const device& openmp() {
   return instance;
 }
 
-}  // namespace ordo::instances
+} // namespace ordo::instances

@@ -9,4 +9,4 @@ const device& serial() {
   return instance;
 }
 
-}  // namespace ordo::instances
+} // namespace ordo::instances

@@ -77,6 +77,12 @@ sed -n "${halt}p" halting/records.jsonl | grep -q '"halt":true' || fail "the las
 [ "$halt" -lt 40 ] || fail "nothing was halted"
 [ -f "halting/checkpoints/$(printf 'step-%06d' "$halt")/state.json" ] || fail "the halt left no checkpoint"
 expect 0 "^MATCH step $halt " "$bin/ordo-audit" replay --run halting --step "$halt" --device serial
+# Nobody goes past a halt without saying so.
+expect 2 "the spike rule halted the run after step $halt; look at .*--past-halt" \
+  "$bin/ordo-train" run --run halting
+[ "$(wc -l < halting/records.jsonl)" = "$halt" ] || fail "it went past a halt unasked"
+cp -r halting past
+expect 0 "^step $((halt + 1)) " "$bin/ordo-train" run --run past --past-halt --until $((halt + 1))
 # The halt comes again when the steps before it are run again.
 cp -r halting again
 rm -rf again/checkpoints/* again/commitments/* again/metrics.jsonl

@@ -24,7 +24,7 @@ namespace detail {
 /// Inputs and outputs of the report: every value comes from a named random stream.
 template <execution_space Space>
 class conformance_run {
- public:
+public:
   using memory = typename Space::memory_space;
   template <class T>
   using vector = Kokkos::View<T*, memory>;
@@ -36,9 +36,11 @@ class conformance_run {
   /// Uniform in (-scale, scale), every 97th value 64 times as large.
   vector<float> values(const std::string& name, std::int64_t n, float scale = 1.0f) const {
     const random::stream source(2026, "ordo.conformance." + name);
-    Kokkos::View<float*, Kokkos::HostSpace> host("ordo::audit::values", static_cast<std::size_t>(n));
+    Kokkos::View<float*, Kokkos::HostSpace> host("ordo::audit::values",
+                                                 static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
-      const float x = arith::mul(random::uniform_signed(source.word(static_cast<std::uint64_t>(i))), scale);
+      const float x =
+          arith::mul(random::uniform_signed(source.word(static_cast<std::uint64_t>(i))), scale);
       host(static_cast<std::size_t>(i)) = i % 97 == 0 ? arith::mul(64.0f, x) : x;
     }
     return Kokkos::create_mirror_view_and_copy(memory(), host);
@@ -49,19 +51,21 @@ class conformance_run {
     matrix<bf16> to("ordo::audit::bf16_values", static_cast<std::size_t>(rows),
                     static_cast<std::size_t>(columns));
     bf16* const out = to.data();
-    ordo::detail::for_each(space, "ordo::audit::narrow", rows * columns,
-                           KOKKOS_LAMBDA(std::int64_t i) { out[i] = arith::to_bf16(from[i]); });
+    ordo::detail::for_each(
+        space, "ordo::audit::narrow", rows * columns,
+        KOKKOS_LAMBDA(std::int64_t i) { out[i] = arith::to_bf16(from[i]); });
     return to;
   }
-  matrix<std::int8_t> codes(const std::string& name, std::int64_t rows, std::int64_t columns) const {
+  matrix<std::int8_t> codes(const std::string& name, std::int64_t rows,
+                            std::int64_t columns) const {
     const auto from = values(name, rows * columns, 100.0f);
     matrix<std::int8_t> to("ordo::audit::codes", static_cast<std::size_t>(rows),
                            static_cast<std::size_t>(columns));
     std::int8_t* const out = to.data();
-    ordo::detail::for_each(space, "ordo::audit::codes", rows * columns,
-                           KOKKOS_LAMBDA(std::int64_t i) {
-                             out[i] = static_cast<std::int8_t>(arith::to_int(from[i], 127));
-                           });
+    ordo::detail::for_each(
+        space, "ordo::audit::codes", rows * columns, KOKKOS_LAMBDA(std::int64_t i) {
+          out[i] = static_cast<std::int8_t>(arith::to_int(from[i], 127));
+        });
     return to;
   }
 
@@ -91,13 +95,14 @@ void conform_functions(conformance_run<Space>& run) {
   constexpr std::int64_t n = std::int64_t{1} << 18;
   const auto table = [&](const char* name, auto function) {
     Kokkos::View<float*, typename Space::memory_space> out("ordo::audit::function", n);
-    ordo::detail::for_blocks(run.space, "ordo::audit::function", n, 1 << 12,
-                             KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                               for (std::int64_t i = begin; i < end; ++i) {
-                                 const auto u = static_cast<std::uint32_t>(i) * 16411u;
-                                 out[i] = arith::canonical(function(arith::flush(arith::from_bits(u))));
-                               }
-                             });
+    ordo::detail::for_blocks(
+        run.space, "ordo::audit::function", n, 1 << 12,
+        KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            const auto u = static_cast<std::uint32_t>(i) * 16411u;
+            out[i] = arith::canonical(function(arith::flush(arith::from_bits(u))));
+          }
+        });
     run.line(std::string("function ") + name, std::to_string(n), out);
   };
   table("exp", [](float x) { return arith::exp(x); });
@@ -115,8 +120,7 @@ void conform_sums(conformance_run<Space>& run) {
   const auto x = run.values("sum", n, 1000.0f);
   const vector_view<const float, Space> view = x;
   const auto sum = [&](const char* name, auto policy) {
-    run.number(std::string("sum ") + name, std::to_string(n),
-               reduce::sum(run.space, policy, view));
+    run.number(std::string("sum ") + name, std::to_string(n), reduce::sum(run.space, policy, view));
   };
   sum("Sequential", order::Sequential{});
   sum("Lanes<16>", order::Lanes<16>{});
@@ -163,17 +167,19 @@ void conform_layers(conformance_run<Space>& run) {
       dx("ordo::audit::dx", m, k);
   typename conformance_run<Space>::template matrix<float> dw("ordo::audit::dw", n, k);
   for (const auto kind : {nn::linear_kind::int8, nn::linear_kind::binary32}) {
-    for (const auto rule : {quant::step_rule::mean_magnitude, quant::step_rule::largest_magnitude}) {
-      if (kind == nn::linear_kind::binary32 && rule == quant::step_rule::largest_magnitude) continue;
+    for (const auto rule :
+         {quant::step_rule::mean_magnitude, quant::step_rule::largest_magnitude}) {
+      if (kind == nn::linear_kind::binary32 && rule == quant::step_rule::largest_magnitude)
+        continue;
       nn::linear_layer<Space> layer(kind, rule, n, k);
       nn::linear_input<Space> kept(kind, m, k);
       const nn::linear_scratch<Space> scratch(kind, m, n);
       layer.prepare(run.space, w);
       layer.forward(run.space, x, kept, y, scratch);
       layer.backward(run.space, dy, kept, dx, dw, scratch);
-      run.line(kind == nn::linear_kind::binary32             ? "linear binary32"
+      run.line(kind == nn::linear_kind::binary32          ? "linear binary32"
                : rule == quant::step_rule::mean_magnitude ? "linear int8 mean"
-                                                             : "linear int8 largest",
+                                                          : "linear int8 largest",
                sizes, y, dx, dw);
     }
   }
@@ -203,8 +209,8 @@ void conform_update(conformance_run<Space>& run) {
   const auto parameter = run.bf16_values("parameter", 1, n, 0.02f);
   typename conformance_run<Space>::template vector<float> second("ordo::audit::second", n), none;
   const vector_view<bf16, Space> p(parameter.data(), n);
-  const optim::adamw_scalars scalars{1e-3f, 0.9f, 0.1f,  0.95f,  0.05f, 1e-8f,
-                                     0.1f,  10.0f, 20.0f, 0.75f};
+  const optim::adamw_scalars scalars{1e-3f, 0.9f, 0.1f,  0.95f, 0.05f,
+                                     1e-8f, 0.1f, 10.0f, 20.0f, 0.75f};
   optim::adamw(run.space, scalars, vector_view<const float, Space>(gradient), p,
                vector_view<float, Space>(none), vector_view<float, Space>(first),
                vector_view<float, Space>(second));
@@ -244,22 +250,23 @@ void conform_model(conformance_run<Space>& run) {
       ids.push_back(source.word(2 * i) % 300);
       labels.push_back(source.word(2 * i + 1) % 300);
     }
-    typename conformance_run<Space>::template vector<float> gradients("ordo::audit::gradients", count);
+    typename conformance_run<Space>::template vector<float> gradients("ordo::audit::gradients",
+                                                                      count);
     model::workspace<Space> work(c, numerics, batch, length);
-    const loss::loss_sum sum = work.forward_backward(
-        run.space, weights, ids, labels, 0x1p-8f, vector_view<float, Space>(gradients));
+    const loss::loss_sum sum = work.forward_backward(run.space, weights, ids, labels, 0x1p-8f,
+                                                     vector_view<float, Space>(gradients));
     const std::string name = kind == nn::linear_kind::int8 ? "model int8" : "model binary32";
     run.number(name + " loss", shape(batch, length), sum.mean());
     run.line(name + " gradients", std::to_string(count), gradients);
   }
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Computes the report on `space`.
 template <execution_space Space>
 std::vector<conformance_line> conformance(const Space& space) {
-  const arith::float_mode mode;  // for the scalars between kernels
+  const arith::float_mode mode; // for the scalars between kernels
   detail::conformance_run<Space> run(space);
   detail::conform_functions(run);
   detail::conform_sums(run);
@@ -270,4 +277,4 @@ std::vector<conformance_line> conformance(const Space& space) {
   return run.lines;
 }
 
-}  // namespace ordo::audit
+} // namespace ordo::audit

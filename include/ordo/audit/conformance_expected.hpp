@@ -35,10 +35,8 @@ inline const std::vector<conformance_line>& expected_conformance() {
          "40ef16d5a106da7dfd8e5c764776e4244225e6dffbfcb4f74392eaddd629d5df"},
         {"sum Lanes<32>", "10007",
          "b8405c2d90581aaec831fe547375ba2dd025eda99ffc7fbbe8ced0b4f4526197"},
-        {"sum Tree", "10007",
-         "ec5ec09fc948e082d30d19500464cfb8f1b19e7e333ef0b21af9c187e23f6aa9"},
-        {"sum Exact", "10007",
-         "83c20b533828b1db5fb96cdcf17f3ff9e72b7ab749812f474d9ceb8a84292f6d"},
+        {"sum Tree", "10007", "ec5ec09fc948e082d30d19500464cfb8f1b19e7e333ef0b21af9c187e23f6aa9"},
+        {"sum Exact", "10007", "83c20b533828b1db5fb96cdcf17f3ff9e72b7ab749812f474d9ceb8a84292f6d"},
         {"truncated_normal", "10007",
          "3113b3edf1933f48bb2fa5e7ed74eac78038358d6e02cd0b1d6d97fbc10cbfa3"},
         {"gemm_int8 Exact", "65 x 131 x 517",
@@ -57,10 +55,8 @@ inline const std::vector<conformance_line>& expected_conformance() {
          "3b23b4902e161fcdbbd2523e6fd35305ab9ecc577370de50cd613c8c865f55b3"},
         {"rms_norm Lanes<32>", "300 x 129",
          "e7ac51ef54bb3bcf6906e98b7f6895191a77dc4292a32b125097ba785c962b6d"},
-        {"swiglu", "300 x 136",
-         "66fd9ba68e138a47ce9b39a98303811738adae4ee39b059042ed4a46545e7866"},
-        {"adamw bf16", "5000",
-         "9a94986bc6be50af5efd3be7d12f9e471eb7c1176ca900b4c6f104b64b9693c6"},
+        {"swiglu", "300 x 136", "66fd9ba68e138a47ce9b39a98303811738adae4ee39b059042ed4a46545e7866"},
+        {"adamw bf16", "5000", "9a94986bc6be50af5efd3be7d12f9e471eb7c1176ca900b4c6f104b64b9693c6"},
         {"adamw master", "5000",
          "456672e9cded29d9d0d5092ff80bc7dabfdcb6db7d59afc43f0e39d95696becc"},
         {"model int8 loss", "2 x 150",
@@ -74,10 +70,11 @@ inline const std::vector<conformance_line>& expected_conformance() {
         // end of generated lines
     };
     std::vector<conformance_line> all;
-    for (const auto& line : text) all.push_back({line[0], line[1], digest::parse_hash(line[2])});
+    for (const auto& line : text)
+      all.push_back({line[0], line[1], digest::parse_hash(line[2])});
     return all;
   }();
   return lines;
 }
 
-}  // namespace ordo::audit
+} // namespace ordo::audit

@@ -27,4 +27,4 @@ inline digest::hash256 conformance_digest(const std::vector<conformance_line>& l
   return hash.finish();
 }
 
-}  // namespace ordo::audit
+} // namespace ordo::audit

@@ -46,7 +46,8 @@ inline void require_unfused() {
 template <execution_space Space, class F>
 void for_each(const Space& space, const char* label, std::int64_t n, const F& f) {
   require_unfused();
-  if (n <= 0) return;
+  if (n <= 0)
+    return;
   using policy = Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>,
                                      Kokkos::Schedule<Kokkos::Dynamic>>;
   Kokkos::parallel_for(
@@ -62,15 +63,16 @@ void for_each(const Space& space, const char* label, std::int64_t n, const F& f)
 template <execution_space Space, class F>
 void for_blocks(const Space& space, const char* label, std::int64_t n, std::int64_t grain,
                 const F& f) {
-  for_each(space, label, (n + grain - 1) / grain, KOKKOS_LAMBDA(std::int64_t block) {
-    const std::int64_t begin = block * grain;
-    f(begin, begin + grain < n ? begin + grain : n);
-  });
+  for_each(
+      space, label, (n + grain - 1) / grain, KOKKOS_LAMBDA(std::int64_t block) {
+        const std::int64_t begin = block * grain;
+        f(begin, begin + grain < n ? begin + grain : n);
+      });
 }
 
-}  // namespace detail
+} // namespace detail
 
 // For kernels of one's own: the same launch that the library's kernels have.
 using detail::for_blocks;
 using detail::for_each;
-}  // namespace ordo
+} // namespace ordo

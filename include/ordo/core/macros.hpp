@@ -4,7 +4,7 @@
 /// \file
 /// The macros of the library, and the refusal of compiler flags under which it has no contract.
 
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) ||     \
     defined(__NO_SIGNED_ZEROS__)
 #error "ordo: -ffast-math (or a part of it) reorders sums; compile without it"
 #endif

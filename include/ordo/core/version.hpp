@@ -12,4 +12,4 @@ inline constexpr const char* version = "0.1.0";
 /// Version of the numeric contract (docs/contract.md). Any change of any bit is a new number.
 inline constexpr int contract_version = 1;
 
-}  // namespace ordo
+} // namespace ordo

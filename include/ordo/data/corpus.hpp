@@ -38,7 +38,7 @@ struct shard_info {
 
 struct source_info {
   std::string name;
-  std::uint64_t share = 0;  ///< integer part of the mixture
+  std::uint64_t share = 0; ///< integer part of the mixture
   std::uint64_t tokens = 0, documents = 0;
   std::vector<shard_info> shards;
 };
@@ -84,7 +84,8 @@ inline bool valid_source_name(const std::string& name) {
 
 inline std::string shard_name(std::size_t number, const char* extension) {
   std::string digits = std::to_string(number);
-  if (digits.size() < 5) digits.insert(0, 5 - digits.size(), '0');
+  if (digits.size() < 5)
+    digits.insert(0, 5 - digits.size(), '0');
   return "shard-" + digits + extension;
 }
 
@@ -116,9 +117,9 @@ inline source_info parse_source_info(const io::json& json, const std::string& wh
     require(shard.tokens <= (std::uint64_t{1} << 40) && shard.documents <= shard.tokens &&
                 shard.documents > 0,
             at,
-            "shard " + std::to_string(s.shards.size()) + " has impossible counts: " +
-                std::to_string(shard.documents) + " documents, " + std::to_string(shard.tokens) +
-                " tokens",
+            "shard " + std::to_string(s.shards.size()) +
+                " has impossible counts: " + std::to_string(shard.documents) + " documents, " +
+                std::to_string(shard.tokens) + " tokens",
             "a document has a token, a shard a document and at most 2^40 tokens");
     s.tokens += shard.tokens;
     s.documents += shard.documents;
@@ -168,7 +169,7 @@ struct shard_files {
 /// Shards that are open, at most so many that a process's limit on open files leaves room for
 /// others: a corpus may have thousands. The one that was opened first is closed first.
 class open_shards {
- public:
+public:
   open_shards() {
     struct rlimit files;
     if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -182,7 +183,8 @@ class open_shards {
                                          const Open& open) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = files_.find(key);
-    if (found != files_.end()) return found->second;
+    if (found != files_.end())
+      return found->second;
     if (files_.size() >= limit_) {
       files_.erase(opened_.front());
       opened_.pop_front();
@@ -193,14 +195,14 @@ class open_shards {
     return made;
   }
 
- private:
+private:
   std::mutex mutex_;
   std::size_t limit_ = 64;
   std::map<std::pair<std::size_t, std::size_t>, std::shared_ptr<const shard_files>> files_;
   std::deque<std::pair<std::size_t, std::size_t>> opened_;
 };
 
-}  // namespace detail
+} // namespace detail
 
 /// Where a document lies: its shard, its first token there and how many it has, the separator
 /// included.
@@ -216,7 +218,7 @@ struct document_place {
 /// Cost: memory for the manifest alone, whatever the number of documents; one read of 16 bytes to
 /// locate a document.
 class corpus {
- public:
+public:
   explicit corpus(std::filesystem::path path) : path_(std::move(path)) {
     const std::string where = (path_ / "manifest.json").string();
     std::error_code ignored;
@@ -238,7 +240,7 @@ class corpus {
 
   const std::filesystem::path& path() const { return path_; }
   const manifest& contents() const { return manifest_; }
-  const digest::hash256& hash() const { return hash_; }  ///< SHA-256 of manifest.json
+  const digest::hash256& hash() const { return hash_; } ///< SHA-256 of manifest.json
 
   /// Finds document `document` of source `source`.
   document_place locate(std::size_t source, std::uint64_t document) const {
@@ -277,7 +279,8 @@ class corpus {
     }
     files->bin.read_at(4 * (at.begin + first), std::as_writable_bytes(out));
     std::uint32_t largest = 0;
-    for (const std::uint32_t id : out) largest = std::max(largest, id);
+    for (const std::uint32_t id : out)
+      largest = std::max(largest, id);
     if (largest >= manifest_.vocabulary) {
       throw error(files->bin.path().string(),
                   "it holds the id " + std::to_string(largest) + ", the vocabulary has " +
@@ -301,7 +304,7 @@ class corpus {
     }
   }
 
- private:
+private:
   std::shared_ptr<const detail::shard_files> shard_of(std::size_t source, std::size_t i) const {
     return open_.get({source, i}, [&] { return open(source, i); });
   }
@@ -351,8 +354,8 @@ class corpus {
   std::filesystem::path path_;
   manifest manifest_;
   digest::hash256 hash_{};
-  std::vector<std::vector<std::uint64_t>> first_document_;  ///< of every shard, and all documents
+  std::vector<std::vector<std::uint64_t>> first_document_; ///< of every shard, and all documents
   mutable detail::open_shards open_;
 };
 
-}  // namespace ordo::data
+} // namespace ordo::data

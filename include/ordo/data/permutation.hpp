@@ -21,7 +21,7 @@ namespace ordo::data {
 /// under the stream's key, counter words (right, r, epoch low, epoch high) in place of a block's.
 /// Cost: on average fewer than four walks of six rounds. Bits: of seed, name, epoch, n.
 class permutation {
- public:
+public:
   permutation(std::uint64_t seed, std::string_view name, std::uint64_t epoch, std::uint64_t n)
       : epoch_(epoch), n_(n) {
     require(n > 0, "ordo::data::permutation", "there is nothing to permute");
@@ -52,15 +52,15 @@ class permutation {
     return i;
   }
 
- private:
+private:
   std::uint64_t round_trip(std::uint64_t i) const {
     auto left = static_cast<std::uint32_t>(i >> half_bits_) & mask_;
     auto right = static_cast<std::uint32_t>(i) & mask_;
     for (std::uint32_t round = 0; round < 6; ++round) {
       const random::words4 counter{{right, round, static_cast<std::uint32_t>(epoch_),
                                     static_cast<std::uint32_t>(epoch_ >> 32)}};
-      const random::words4 words = random::philox4x32_10(
-          counter, static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32));
+      const random::words4 words = random::philox4x32_10(counter, static_cast<std::uint32_t>(key_),
+                                                         static_cast<std::uint32_t>(key_ >> 32));
       const std::uint32_t next = left ^ (words.w[0] & mask_);
       left = right;
       right = next;
@@ -73,4 +73,4 @@ class permutation {
   std::uint32_t mask_ = 1;
 };
 
-}  // namespace ordo::data
+} // namespace ordo::data

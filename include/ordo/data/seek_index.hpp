@@ -19,7 +19,7 @@ namespace ordo::data {
 /// there are `mark_limit` of them every second is dropped: memory stays, the stride doubles.
 template <class Value>
 class sparse_marks {
- public:
+public:
   static constexpr std::size_t mark_limit = 4096;
 
   /// `origin` is the value at place 0.
@@ -29,9 +29,11 @@ class sparse_marks {
 
   /// Keeps the value at `place` if it is the place of the next mark.
   void offer(std::uint64_t place, const Value& value) {
-    if (place != values_.size() * stride_) return;
+    if (place != values_.size() * stride_)
+      return;
     if (values_.size() == mark_limit) {
-      for (std::size_t i = 0; i < mark_limit / 2; ++i) values_[i] = std::move(values_[2 * i]);
+      for (std::size_t i = 0; i < mark_limit / 2; ++i)
+        values_[i] = std::move(values_[2 * i]);
       values_.resize(mark_limit / 2);
       stride_ *= 2;
     }
@@ -40,8 +42,8 @@ class sparse_marks {
 
   /// The last mark at or before `place`: its place and value.
   std::pair<std::uint64_t, Value> before_place(std::uint64_t place) const {
-    const auto i = static_cast<std::size_t>(
-        std::min<std::uint64_t>(place / stride_, values_.size() - 1));
+    const auto i =
+        static_cast<std::size_t>(std::min<std::uint64_t>(place / stride_, values_.size() - 1));
     return {i * stride_, values_[i]};
   }
 
@@ -52,7 +54,7 @@ class sparse_marks {
     return {i * stride_, values_[i]};
   }
 
- private:
+private:
   std::uint64_t stride_;
   std::vector<Value> values_;
 };
@@ -62,13 +64,14 @@ class sparse_marks {
 /// stream "ordo.data.source". The point is at least c exactly where word >= ceil(c * 2^64 / total),
 /// so that a window costs comparisons alone.
 class source_choice {
- public:
+public:
   /// Shares are at least 1, their sum at most 2^40.
   source_choice(std::uint64_t seed, const std::vector<std::uint64_t>& shares)
       : draws_(seed, "ordo.data.source"), marks_({}, 1 << 14) {
     __extension__ using wide = unsigned __int128;
     wide total = 0, end = 0;
-    for (const std::uint64_t share : shares) total += share;
+    for (const std::uint64_t share : shares)
+      total += share;
     for (std::size_t s = 0; s + 1 < shares.size(); ++s) {
       end += shares[s];
       thresholds_.push_back(static_cast<std::uint64_t>(((end << 64) + total - 1) / total));
@@ -80,7 +83,8 @@ class source_choice {
   std::size_t operator()(std::uint64_t w) const {
     const std::uint64_t word = draws_.word64(w);
     std::size_t s = 0;
-    while (s < thresholds_.size() && word >= thresholds_[s]) ++s;
+    while (s < thresholds_.size() && word >= thresholds_[s])
+      ++s;
     return s;
   }
 
@@ -103,8 +107,8 @@ class source_choice {
     return windows;
   }
 
- private:
-  using counts = std::vector<std::uint64_t>;  ///< windows beyond each threshold
+private:
+  using counts = std::vector<std::uint64_t>; ///< windows beyond each threshold
 
   /// Adds windows [from, to) to `beyond`.
   void count(std::uint64_t from, std::uint64_t to, counts& beyond) const {
@@ -113,7 +117,8 @@ class source_choice {
       for (std::size_t s = 0; s < thresholds_.size(); ++s) {
         const std::uint64_t threshold = thresholds_[s];
         std::uint64_t more = 0;
-        for (std::uint64_t i = 0; i < n; ++i) more += word[i] >= threshold ? 1 : 0;
+        for (std::uint64_t i = 0; i < n; ++i)
+          more += word[i] >= threshold ? 1 : 0;
         beyond[s] += more;
       }
     };
@@ -142,4 +147,4 @@ class source_choice {
   sparse_marks<counts> marks_;
 };
 
-}  // namespace ordo::data
+} // namespace ordo::data

@@ -26,22 +26,23 @@ namespace ordo::data {
 
 /// Where the stream stands in one source.
 struct source_cursor {
-  std::uint64_t windows = 0;   ///< windows taken from it
-  std::uint64_t epoch = 0;     ///< of the next token
-  std::uint64_t place = 0;     ///< place in the epoch's order of the next token's document
-  std::uint64_t offset = 0;    ///< of the next token in its document
+  std::uint64_t windows = 0; ///< windows taken from it
+  std::uint64_t epoch = 0;   ///< of the next token
+  std::uint64_t place = 0;   ///< place in the epoch's order of the next token's document
+  std::uint64_t offset = 0;  ///< of the next token in its document
   friend bool operator==(const source_cursor&, const source_cursor&) = default;
 };
 
 /// Everything that resuming needs; constant size.
 struct stream_cursor {
-  std::uint64_t window = 0;  ///< the next window
+  std::uint64_t window = 0; ///< the next window
   std::vector<source_cursor> sources;
   friend bool operator==(const stream_cursor&, const stream_cursor&) = default;
 
   io::json to_json() const {
     io::json list = io::json::array();
-    for (const source_cursor& s : sources) list.push_back({s.windows, s.epoch, s.place, s.offset});
+    for (const source_cursor& s : sources)
+      list.push_back({s.windows, s.epoch, s.place, s.offset});
     return {{"window", window}, {"sources", std::move(list)}};
   }
 };
@@ -56,7 +57,7 @@ inline constexpr std::uint64_t window_limit = std::uint64_t{1} << 48;
 /// before the window and reads the index entries of the documents before it in its epoch, the
 /// second time from the nearest mark on.
 class window_stream {
- public:
+public:
   /// Windows train on `length` tokens and hold one more. Throws when a source has fewer tokens than
   /// a window.
   window_stream(const corpus& from, std::uint64_t seed, std::uint64_t length)
@@ -92,7 +93,7 @@ class window_stream {
     std::uint64_t windows = 0;
     for (std::size_t s = 0; s < list.size(); ++s) {
       next.sources.push_back(checked_cursor(s, list[s], where));
-      windows += next.sources.back().windows;  // at most 2^48 each, 256 sources
+      windows += next.sources.back().windows; // at most 2^48 each, 256 sources
     }
     require(windows == next.window, where, "the cursor's windows do not add up");
     check_choices(next, where);
@@ -106,7 +107,8 @@ class window_stream {
     stream_cursor next;
     next.window = window;
     const std::vector<std::uint64_t> windows = source_of_.windows_before(window);
-    for (std::size_t s = 0; s < windows.size(); ++s) next.sources.push_back(walk(s, windows[s]));
+    for (std::size_t s = 0; s < windows.size(); ++s)
+      next.sources.push_back(walk(s, windows[s]));
     cursor_ = std::move(next);
   }
 
@@ -116,21 +118,23 @@ class window_stream {
   /// Takes the next window; `out` has room for length + 1 tokens.
   void next(std::span<std::uint32_t> out) {
     if (out.size() != length_ + 1) {
-      throw error("ordo::data::window_stream",
-                  "a window has " + std::to_string(length_ + 1) + " tokens, room for " +
-                      std::to_string(out.size()) + " was given");
+      throw error("ordo::data::window_stream", "a window has " + std::to_string(length_ + 1) +
+                                                   " tokens, room for " +
+                                                   std::to_string(out.size()) + " was given");
     }
     const std::size_t s = source_of(cursor_.window);
     source_cursor at = cursor_.sources[s];
     while (!out.empty()) {
       const document_place document = corpus_->locate(s, orders_[s].at_epoch(at.epoch)(at.place));
-      if (at.offset >= document.tokens) refuse_index(s);
+      if (at.offset >= document.tokens)
+        refuse_index(s);
       const std::uint64_t left = document.tokens - at.offset;
       const auto taken = static_cast<std::size_t>(std::min<std::uint64_t>(left, out.size()));
       corpus_->read(document, at.offset, out.first(taken));
       out = out.subspan(taken);
       at.offset += taken;
-      if (taken < left) continue;
+      if (taken < left)
+        continue;
       at.offset = 0;
       if (++at.place == source(s).documents) {
         at.place = 0;
@@ -138,11 +142,11 @@ class window_stream {
       }
     }
     ++at.windows;
-    cursor_.sources[s] = at;  // not before: a window that could not be read is not taken
+    cursor_.sources[s] = at; // not before: a window that could not be read is not taken
     ++cursor_.window;
   }
 
- private:
+private:
   /// Tokens before the places of one epoch's order.
   struct order_marks {
     std::uint64_t epoch;
@@ -151,7 +155,8 @@ class window_stream {
 
   static std::vector<std::uint64_t> shares_of(const corpus& from) {
     std::vector<std::uint64_t> shares;
-    for (const source_info& s : from.contents().sources) shares.push_back(s.share);
+    for (const source_info& s : from.contents().sources)
+      shares.push_back(s.share);
     return shares;
   }
 
@@ -195,13 +200,13 @@ class window_stream {
   /// Throws unless each source has the windows that the seed gives it. A count that would take
   /// longer than a few seconds is left to the batch root.
   void check_choices(const stream_cursor& next, const std::string& where) {
-    if (next.window > std::uint64_t{1} << 28) return;
+    if (next.window > std::uint64_t{1} << 28)
+      return;
     const std::vector<std::uint64_t> windows = source_of_.windows_before(next.window);
     for (std::size_t s = 0; s < windows.size(); ++s) {
       require(next.sources[s].windows == windows[s], where,
-              "the cursor has " + std::to_string(next.sources[s].windows) +
-                  " windows of source '" + source(s).name + "', the seed gives it " +
-                  std::to_string(windows[s]),
+              "the cursor has " + std::to_string(next.sources[s].windows) + " windows of source '" +
+                  source(s).name + "', the seed gives it " + std::to_string(windows[s]),
               "it belongs to another run or was changed");
     }
   }
@@ -209,13 +214,16 @@ class window_stream {
   /// The cursor before window `windows` of source s.
   source_cursor walk(std::size_t s, std::uint64_t windows) {
     const auto [epoch, token] = position(s, windows);
-    if (marks_[s].epoch != epoch) marks_[s] = {epoch, {0, 64}};
+    if (marks_[s].epoch != epoch)
+      marks_[s] = {epoch, {0, 64}};
     const permutation order = orders_[s].at_epoch(epoch);
     auto [place, start] = marks_[s].tokens.before_value(token);
     for (;; ++place) {
-      if (place == source(s).documents) refuse_index(s);
+      if (place == source(s).documents)
+        refuse_index(s);
       const std::uint64_t length = corpus_->document_length(s, order(place));
-      if (token - start < length) return {windows, epoch, place, token - start};
+      if (token - start < length)
+        return {windows, epoch, place, token - start};
       start += length;
       marks_[s].tokens.offer(place + 1, start);
     }
@@ -224,7 +232,7 @@ class window_stream {
   const corpus* corpus_;
   std::uint64_t length_;
   source_choice source_of_;
-  std::vector<permutation> orders_;  ///< of epoch 0
+  std::vector<permutation> orders_; ///< of epoch 0
   std::vector<order_marks> marks_;
   stream_cursor cursor_;
 };
@@ -252,4 +260,4 @@ inline digest::hash256 batch_root(std::uint64_t first, std::uint64_t window_toke
   return tree.root();
 }
 
-}  // namespace ordo::data
+} // namespace ordo::data

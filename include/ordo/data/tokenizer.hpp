@@ -17,10 +17,11 @@ namespace ordo::data {
 
 /// Ids 0 ... 255 are bytes, 256 separates documents. A literal "<|endoftext|>" in a text is text.
 class tokenizer {
- public:
+public:
   /// "byte", or the path of a tokenizer file. Throws when this release cannot read it.
   static tokenizer open(const std::string& name) {
-    if (name == "byte") return {};
+    if (name == "byte")
+      return {};
     const io::json file = io::parse_json(io::read_file(name, 1 << 26), name);
     const std::string type = file.is_object() && file.contains("type") && file["type"].is_string()
                                  ? file["type"].get<std::string>()
@@ -46,7 +47,8 @@ class tokenizer {
 
   /// Appends the ids of `text`.
   void encode(std::string_view text, std::vector<std::uint32_t>& ids) const {
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    for (const char c : text)
+      ids.push_back(static_cast<unsigned char>(c));
   }
   /// The bytes of ids; separators become line breaks. Throws on an id outside the vocabulary.
   std::string decode(const std::vector<std::uint32_t>& ids) const {
@@ -61,4 +63,4 @@ class tokenizer {
   }
 };
 
-}  // namespace ordo::data
+} // namespace ordo::data

@@ -33,24 +33,26 @@ inline hash128 canonical(const XXH128_hash_t& hash) {
   XXH128_canonical_t form;
   XXH128_canonicalFromHash(&form, hash);
   hash128 out;
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = form.digest[i];
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = form.digest[i];
   return out;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Incremental XXH3-128, seed 0. `finish` ends the message and makes the object ready for the next.
 ///
 /// Bits: of the bytes alone, not of how they are divided among updates.
 class fingerprint {
- public:
+public:
   fingerprint() : state_(XXH3_createState(), &XXH3_freeState) {
     require(state_ != nullptr, "ordo::digest::fingerprint", "xxHash is out of memory");
     XXH3_128bits_reset(state_.get());
   }
   fingerprint& update(std::span<const std::byte> bytes) {
     // The oldest xxHash in use refuses a null pointer even with a size of 0.
-    if (!bytes.empty()) XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
+    if (!bytes.empty())
+      XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
     return *this;
   }
   fingerprint& update(std::string_view text) { return update(std::as_bytes(std::span(text))); }
@@ -60,7 +62,7 @@ class fingerprint {
     return out;
   }
 
- private:
+private:
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
 };
 
@@ -72,4 +74,4 @@ inline hash128 fingerprint_of(std::string_view text) {
   return fingerprint_of(std::as_bytes(std::span(text)));
 }
 
-}  // namespace ordo::digest
+} // namespace ordo::digest

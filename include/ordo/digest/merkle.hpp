@@ -21,10 +21,9 @@ namespace ordo::digest {
 /// Leaf and node hashes one after the other, without an allocation or an exception: what kernels
 /// use. A hash that could not be made says so by its result; the caller throws after the kernel.
 class tree_hasher {
- public:
+public:
   tree_hasher() noexcept : context_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
-    ready_ = context_ != nullptr &&
-             EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
+    ready_ = context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
   }
 
   /// out = SHA-256(0x00 || data).
@@ -46,9 +45,11 @@ class tree_hasher {
     // whose left part is the largest power of two below the whole.
     for (std::size_t n = hashes.size(); n > 1; n = (n + 1) / 2) {
       for (std::size_t i = 0; i < n / 2; ++i) {
-        if (!node(hashes[2 * i], hashes[2 * i + 1], hashes[i])) return false;
+        if (!node(hashes[2 * i], hashes[2 * i + 1], hashes[i]))
+          return false;
       }
-      if (n % 2 == 1) hashes[n / 2] = hashes[n - 1];
+      if (n % 2 == 1)
+        hashes[n / 2] = hashes[n - 1];
     }
     out = hashes.front();
     return true;
@@ -60,7 +61,7 @@ class tree_hasher {
     return hasher;
   }
 
- private:
+private:
   bool add(const void* data, std::size_t size) noexcept {
     return ready_ && EVP_DigestUpdate(context_.get(), data, size) == 1;
   }
@@ -78,10 +79,11 @@ class tree_hasher {
 namespace detail {
 
 inline void require_hashed(bool hashed) {
-  if (!hashed) throw error("ordo::digest", "OpenSSL could not make a SHA-256");
+  if (!hashed)
+    throw error("ordo::digest", "OpenSSL could not make a SHA-256");
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// SHA-256(0x00 || data).
 inline hash256 leaf_hash(std::span<const std::byte> data) {
@@ -99,7 +101,7 @@ inline hash256 node_hash(const hash256& left, const hash256& right) {
 
 /// The root over leaf hashes that arrive one after the other, in O(log n) memory.
 class merkle_accumulator {
- public:
+public:
   void append(hash256 hash) {
     std::uint64_t size = 1;
     while (!stack_.empty() && stack_.back().first == size) {
@@ -115,22 +117,25 @@ class merkle_accumulator {
 
   /// The root of everything appended so far; of nothing, SHA-256 of nothing.
   hash256 root() const {
-    if (stack_.empty()) return sha256_of(std::string_view());
+    if (stack_.empty())
+      return sha256_of(std::string_view());
     hash256 hash = stack_.back().second;
-    for (std::size_t i = stack_.size() - 1; i-- > 0;) hash = node_hash(stack_[i].second, hash);
+    for (std::size_t i = stack_.size() - 1; i-- > 0;)
+      hash = node_hash(stack_[i].second, hash);
     return hash;
   }
 
- private:
-  std::vector<std::pair<std::uint64_t, hash256>> stack_;  ///< roots of full trees, largest first
+private:
+  std::vector<std::pair<std::uint64_t, hash256>> stack_; ///< roots of full trees, largest first
   std::uint64_t leaves_ = 0;
 };
 
 /// The root over leaf hashes; of none, SHA-256 of nothing.
 inline hash256 merkle_root(std::span<const hash256> leaves) {
   merkle_accumulator tree;
-  for (const hash256& leaf : leaves) tree.append(leaf);
+  for (const hash256& leaf : leaves)
+    tree.append(leaf);
   return tree.root();
 }
 
-}  // namespace ordo::digest
+} // namespace ordo::digest

@@ -23,7 +23,7 @@ using hash256 = std::array<std::uint8_t, 32>;
 
 /// Incremental SHA-256. `finish` ends the message and makes the object ready for the next one.
 class sha256 {
- public:
+public:
   sha256() : context_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
     require(context_ != nullptr, "ordo::digest::sha256", "OpenSSL is out of memory");
     start();
@@ -44,7 +44,7 @@ class sha256 {
     return out;
   }
 
- private:
+private:
   void start() {
     static const EVP_MD* const method = EVP_sha256();
     require(EVP_DigestInit_ex(context_.get(), method, nullptr) == 1, "ordo::digest::sha256",
@@ -53,8 +53,12 @@ class sha256 {
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
 
-inline hash256 sha256_of(std::span<const std::byte> bytes) { return sha256().update(bytes).finish(); }
-inline hash256 sha256_of(std::string_view text) { return sha256().update(text).finish(); }
+inline hash256 sha256_of(std::span<const std::byte> bytes) {
+  return sha256().update(bytes).finish();
+}
+inline hash256 sha256_of(std::string_view text) {
+  return sha256().update(text).finish();
+}
 
 inline std::string hex(std::span<const std::uint8_t> bytes) {
   constexpr char digits[] = "0123456789abcdef";
@@ -70,8 +74,10 @@ inline std::string hex(std::span<const std::uint8_t> bytes) {
 /// The hash written as 64 lower-case hexadecimal digits. Throws on anything else.
 inline hash256 parse_hash(std::string_view text) {
   const auto digit = [&](char c) -> unsigned {
-    if (c >= '0' && c <= '9') return static_cast<unsigned>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a' + 10);
+    if (c >= '0' && c <= '9')
+      return static_cast<unsigned>(c - '0');
+    if (c >= 'a' && c <= 'f')
+      return static_cast<unsigned>(c - 'a' + 10);
     throw error("ordo::digest::parse_hash", "'" + std::string(text) + "' is no SHA-256",
                 "64 lower-case hexadecimal digits are expected");
   };
@@ -84,4 +90,4 @@ inline hash256 parse_hash(std::string_view text) {
   return out;
 }
 
-}  // namespace ordo::digest
+} // namespace ordo::digest

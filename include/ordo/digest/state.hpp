@@ -30,24 +30,35 @@ enum class dtype { f32, bf16, i64, i32, u32, i8, u8 };
 /// Name as in safetensors, and bytes of an element.
 inline const char* dtype_name(dtype type) {
   switch (type) {
-    case dtype::f32: return "F32";
-    case dtype::bf16: return "BF16";
-    case dtype::i64: return "I64";
-    case dtype::i32: return "I32";
-    case dtype::u32: return "U32";
-    case dtype::i8: return "I8";
-    case dtype::u8: return "U8";
+  case dtype::f32:
+    return "F32";
+  case dtype::bf16:
+    return "BF16";
+  case dtype::i64:
+    return "I64";
+  case dtype::i32:
+    return "I32";
+  case dtype::u32:
+    return "U32";
+  case dtype::i8:
+    return "I8";
+  case dtype::u8:
+    return "U8";
   }
   return "?";
 }
 inline std::uint64_t dtype_bytes(dtype type) {
   switch (type) {
-    case dtype::i64: return 8;
-    case dtype::f32:
-    case dtype::i32:
-    case dtype::u32: return 4;
-    case dtype::bf16: return 2;
-    default: return 1;
+  case dtype::i64:
+    return 8;
+  case dtype::f32:
+  case dtype::i32:
+  case dtype::u32:
+    return 4;
+  case dtype::bf16:
+    return 2;
+  default:
+    return 1;
   }
 }
 
@@ -71,8 +82,8 @@ inline constexpr std::size_t tensor_chunk_bytes = 16384;
 /// What is known of the NaNs in float tensors. Where it is true, `canonical` gives the same digests
 /// as `any` and spares one look at the bytes.
 enum class nans {
-  any,        ///< chips differ in them: each is hashed as 7fc00000 (F32) or 7fc0 (BF16)
-  canonical,  ///< the caller vouches for it
+  any,       ///< chips differ in them: each is hashed as 7fc00000 (F32) or 7fc0 (BF16)
+  canonical, ///< the caller vouches for it
 };
 
 /// Whether `bytes` hold a NaN. Integers do not.
@@ -86,8 +97,10 @@ inline bool holds_nan(dtype type, std::span<const std::byte> bytes) {
     }
     return found != 0;
   };
-  if (type == dtype::f32) return search(std::uint32_t{0x7fffffff}, std::uint32_t{0x7f800000});
-  if (type == dtype::bf16) return search(std::uint16_t{0x7fff}, std::uint16_t{0x7f80});
+  if (type == dtype::f32)
+    return search(std::uint32_t{0x7fffffff}, std::uint32_t{0x7f800000});
+  if (type == dtype::bf16)
+    return search(std::uint16_t{0x7fff}, std::uint16_t{0x7f80});
   return false;
 }
 
@@ -115,7 +128,8 @@ inline hash256 tensor_root(const tensor_ref& tensor, const hash256& chunks) {
   sha256 hash;
   const auto number = [&](std::uint64_t n) {
     std::byte bytes[8];
-    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::byte>(n >> (8 * i));
+    for (int i = 0; i < 8; ++i)
+      bytes[i] = static_cast<std::byte>(n >> (8 * i));
     hash.update(std::span<const std::byte>(bytes));
   };
   const auto text = [&](std::string_view t) {
@@ -126,7 +140,8 @@ inline hash256 tensor_root(const tensor_ref& tensor, const hash256& chunks) {
   text(tensor.name);
   text(dtype_name(tensor.type));
   number(tensor.shape.size());
-  for (const std::uint64_t extent : tensor.shape) number(extent);
+  for (const std::uint64_t extent : tensor.shape)
+    number(extent);
   return hash.update(chunks).finish();
 }
 
@@ -159,19 +174,21 @@ inline bool block_root(dtype type, std::span<const std::byte> bytes, nans known,
   for (; !bytes.empty(); ++n) {
     const auto chunk = bytes.first(std::min(bytes.size(), tensor_chunk_bytes));
     bytes = bytes.subspan(chunk.size());
-    if (!hasher.leaf(chunk, leaves[n])) return false;
+    if (!hasher.leaf(chunk, leaves[n]))
+      return false;
     // Hashed first, so that the search finds the chunk in the cache; few are hashed twice.
     if (known == nans::any && holds_nan(type, chunk)) {
       const std::span<std::byte> copy(replaced, chunk.size());
       std::memcpy(copy.data(), chunk.data(), chunk.size());
       canonicalize(type, copy);
-      if (!hasher.leaf(copy, leaves[n])) return false;
+      if (!hasher.leaf(copy, leaves[n]))
+        return false;
     }
   }
   return hasher.reduce(std::span(leaves, n), out);
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Roots of tensors in the order given; blocks of chunks of all of them are hashed in parallel.
 ///
@@ -204,7 +221,8 @@ std::vector<named_root> tensor_roots(const Space& space, std::span<const tensor_
             static_cast<std::size_t>(std::upper_bound(first, last, block) - first) - 1;
         const auto rest = all[tensor].bytes.subspan((block - first[tensor]) * detail::block_bytes);
         const auto bytes = rest.first(std::min(rest.size(), detail::block_bytes));
-        if (!detail::block_root(all[tensor].type, bytes, known, out[block])) *all_hashed = false;
+        if (!detail::block_root(all[tensor].type, bytes, known, out[block]))
+          *all_hashed = false;
       });
   detail::require_hashed(hashed);
   std::vector<named_root> roots;
@@ -219,7 +237,8 @@ std::vector<named_root> tensor_roots(const Space& space, std::span<const tensor_
 /// given. Throws: a name twice.
 inline hash256 state_root(std::span<const named_root> roots) {
   std::vector<const named_root*> order;
-  for (const named_root& entry : roots) order.push_back(&entry);
+  for (const named_root& entry : roots)
+    order.push_back(&entry);
   std::sort(order.begin(), order.end(),
             [](const named_root* a, const named_root* b) { return a->name < b->name; });
   merkle_accumulator tree;
@@ -231,4 +250,4 @@ inline hash256 state_root(std::span<const named_root> roots) {
   return tree.root();
 }
 
-}  // namespace ordo::digest
+} // namespace ordo::digest

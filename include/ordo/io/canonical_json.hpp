@@ -38,10 +38,13 @@ inline bool before_in_utf16(const std::string& a, const std::string& b) {
   const std::size_t n = std::min(a.size(), b.size());
   for (std::size_t i = 0; i < n; ++i) {
     const auto x = static_cast<unsigned char>(a[i]), y = static_cast<unsigned char>(b[i]);
-    if (x == y) continue;
-    const bool x_high = x >= 0xf0, y_high = y >= 0xf0;  // lead byte of a surrogate pair
-    if (x_high && !y_high && y >= 0xee) return true;
-    if (y_high && !x_high && x >= 0xee) return false;
+    if (x == y)
+      continue;
+    const bool x_high = x >= 0xf0, y_high = y >= 0xf0; // lead byte of a surrogate pair
+    if (x_high && !y_high && y >= 0xee)
+      return true;
+    if (y_high && !x_high && x >= 0xee)
+      return false;
     return x < y;
   }
   return a.size() < b.size();
@@ -70,7 +73,8 @@ inline void require_exact(const json& number) {
 inline void write_canonical(const json& value, std::string& out) {
   if (value.is_object()) {
     std::vector<const std::string*> keys;
-    for (const auto& item : value.get_ref<const json::object_t&>()) keys.push_back(&item.first);
+    for (const auto& item : value.get_ref<const json::object_t&>())
+      keys.push_back(&item.first);
     std::sort(keys.begin(), keys.end(),
               [](const auto* a, const auto* b) { return before_in_utf16(*a, *b); });
     out += '{';
@@ -82,19 +86,21 @@ inline void write_canonical(const json& value, std::string& out) {
   } else if (value.is_array()) {
     out += '[';
     for (std::size_t i = 0; i < value.size(); ++i) {
-      if (i > 0) out += ',';
+      if (i > 0)
+        out += ',';
       write_canonical(value[i], out);
     }
     out += ']';
   } else {
-    if (value.is_number()) require_exact(value);
+    if (value.is_number())
+      require_exact(value);
     require(!value.is_binary() && !value.is_discarded(), "canonical JSON",
             "a value is of a type that JSON does not have");
     out += write_leaf(value);
   }
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// RFC 8785: no spaces, keys in the order of their UTF-16 code units.
 ///
@@ -125,8 +131,10 @@ inline json parse_json(std::string_view text, const std::string& where,
       require(depth < json_depth_limit, where,
               "it is nested more than " + std::to_string(json_depth_limit) + " levels deep");
     }
-    if (event == kind::object_start) keys.emplace_back();
-    if (event == kind::object_end) keys.pop_back();
+    if (event == kind::object_start)
+      keys.emplace_back();
+    if (event == kind::object_end)
+      keys.pop_back();
     if (event == kind::key) {
       const std::string& key = parsed.get_ref<const std::string&>();
       require(keys.back().insert(key).second, where,
@@ -141,7 +149,8 @@ inline json parse_json(std::string_view text, const std::string& where,
     const std::string_view what = failure.what();
     const std::size_t reason = what.rfind(": ", what.find("parsing "));
     std::string why(what.substr(reason == what.npos ? 0 : reason + 2, 160));
-    std::replace_if(why.begin(), why.end(), [](unsigned char c) { return c >= 0x7f; }, '?');
+    std::replace_if(
+        why.begin(), why.end(), [](unsigned char c) { return c >= 0x7f; }, '?');
     throw error(where,
                 "it is no valid JSON at byte " + std::to_string(failure.byte) + " (" + why + ")",
                 "the file is damaged; fetch it again");
@@ -220,16 +229,20 @@ Word parse_hex_digits(const std::string& text, const std::string& where) {
   return word;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// The bits of a binary32 as eight lower-case hexadecimal digits, and back.
-inline std::string f32_hex(float x) { return detail::hex_digits(std::bit_cast<std::uint32_t>(x)); }
+inline std::string f32_hex(float x) {
+  return detail::hex_digits(std::bit_cast<std::uint32_t>(x));
+}
 inline float parse_f32_hex(const std::string& text, const std::string& where) {
   return std::bit_cast<float>(detail::parse_hex_digits<std::uint32_t>(text, where));
 }
 
 /// The bits of a binary64 as sixteen lower-case hexadecimal digits, and back.
-inline std::string f64_hex(double x) { return detail::hex_digits(std::bit_cast<std::uint64_t>(x)); }
+inline std::string f64_hex(double x) {
+  return detail::hex_digits(std::bit_cast<std::uint64_t>(x));
+}
 inline double parse_f64_hex(const std::string& text, const std::string& where) {
   return std::bit_cast<double>(detail::parse_hex_digits<std::uint64_t>(text, where));
 }
@@ -239,4 +252,4 @@ inline float get_f32(const json& object, const char* key, const std::string& whe
   return parse_f32_hex(get_string(object, key, where), where + ", '" + key + "'");
 }
 
-}  // namespace ordo::io
+} // namespace ordo::io

@@ -43,15 +43,16 @@ namespace detail {
   throw error(path.string(), what + ": " + std::strerror(code), remedy);
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// An open file descriptor, closed at the end of its scope.
 class file {
- public:
+public:
   file() = default;
   file(std::filesystem::path path, int flags, mode_t mode = 0644) : path_(std::move(path)) {
     handle_ = ::open(path_.c_str(), flags | O_CLOEXEC, mode);
-    if (handle_ < 0) detail::fail(path_, "cannot be opened", errno);
+    if (handle_ < 0)
+      detail::fail(path_, "cannot be opened", errno);
   }
   file(file&& other) noexcept
       : path_(std::move(other.path_)), handle_(std::exchange(other.handle_, -1)) {}
@@ -61,7 +62,8 @@ class file {
     return *this;
   }
   ~file() {
-    if (handle_ >= 0) ::close(handle_);
+    if (handle_ >= 0)
+      ::close(handle_);
   }
 
   const std::filesystem::path& path() const { return path_; }
@@ -69,7 +71,8 @@ class file {
 
   std::uint64_t size() const {
     struct stat about;
-    if (::fstat(handle_, &about) != 0) detail::fail(path_, "cannot be examined", errno);
+    if (::fstat(handle_, &about) != 0)
+      detail::fail(path_, "cannot be examined", errno);
     return static_cast<std::uint64_t>(about.st_size);
   }
 
@@ -78,8 +81,10 @@ class file {
     while (!bytes.empty()) {
       const std::size_t part = std::min(bytes.size(), bytes_per_call);
       const ssize_t n = ::pread(handle_, bytes.data(), part, static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) detail::fail(path_, "cannot be read", errno);
+      if (n < 0 && errno == EINTR)
+        continue;
+      if (n < 0)
+        detail::fail(path_, "cannot be read", errno);
       if (n == 0) {
         throw error(path_.string(), "it ends " + std::to_string(bytes.size()) + " bytes too early",
                     "the file was cut; fetch it again");
@@ -92,8 +97,10 @@ class file {
   void write(std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
       const ssize_t n = ::write(handle_, bytes.data(), std::min(bytes.size(), bytes_per_call));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) detail::fail(path_, "cannot be written", n < 0 ? errno : ENOSPC);
+      if (n < 0 && errno == EINTR)
+        continue;
+      if (n <= 0)
+        detail::fail(path_, "cannot be written", n < 0 ? errno : ENOSPC);
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     }
   }
@@ -108,9 +115,11 @@ class file {
   /// Flushes to the disk. Some file systems report a full disk only here.
   void sync() const {
     while (::fsync(handle_) != 0) {
-      if (errno == EINTR) continue;
+      if (errno == EINTR)
+        continue;
       // What some file systems answer for a directory, which they then cannot lose.
-      if (errno == EINVAL || errno == ENOTSUP) return;
+      if (errno == EINVAL || errno == ENOTSUP)
+        return;
       detail::fail(path_, "cannot be saved", errno);
     }
   }
@@ -119,8 +128,8 @@ class file {
   /// has every lock free.
   bool lock() const { return ::flock(handle_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
- private:
-  static constexpr std::size_t bytes_per_call = std::size_t{1} << 30;  // some systems refuse 2^31
+private:
+  static constexpr std::size_t bytes_per_call = std::size_t{1} << 30; // some systems refuse 2^31
   std::filesystem::path path_;
   int handle_ = -1;
 };
@@ -129,7 +138,8 @@ class file {
 inline file open_regular(const std::filesystem::path& path) {
   file in(path, O_RDONLY | O_NONBLOCK);
   struct stat about;
-  if (::fstat(in.handle(), &about) != 0) detail::fail(path, "cannot be examined", errno);
+  if (::fstat(in.handle(), &about) != 0)
+    detail::fail(path, "cannot be examined", errno);
   require(S_ISREG(about.st_mode), path.string(), "it is no regular file", "check the name");
   return in;
 }
@@ -155,7 +165,8 @@ namespace detail {
 
 /// NAME.partial-PID, where NAME is being written; a slash at the end of `path` does not count.
 inline std::filesystem::path beside(std::filesystem::path path) {
-  if (!path.has_filename()) path = path.parent_path();
+  if (!path.has_filename())
+    path = path.parent_path();
   path += ".partial-" + std::to_string(::getpid());
   return path;
 }
@@ -168,7 +179,7 @@ inline bool is_partial(std::string_view name) {
          name.find_first_not_of("0123456789", at + mark.size()) == std::string_view::npos;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Writes a file by calling `fill(file)`, in a way that leaves the old file or the new one,
 /// whatever happens. A file that is mapped or open elsewhere keeps its old content there.
@@ -195,7 +206,8 @@ void write_atomic(const std::filesystem::path& path, const Fill& fill, mode_t mo
 
 inline void write_file_atomic(const std::filesystem::path& path, std::span<const std::byte> bytes,
                               mode_t mode = 0644) {
-  write_atomic(path, [&](const file& out) { out.write(bytes); }, mode);
+  write_atomic(
+      path, [&](const file& out) { out.write(bytes); }, mode);
 }
 inline void write_file_atomic(const std::filesystem::path& path, std::string_view text,
                               mode_t mode = 0644) {
@@ -212,13 +224,14 @@ inline std::uint64_t complete_bytes(const file& in) {
     const std::string_view text(part, static_cast<std::size_t>(end - begin));
     in.read_at(begin, std::as_writable_bytes(std::span(part, text.size())));
     const std::size_t at = text.rfind('\n');
-    if (at != std::string_view::npos) return begin + at + 1;
+    if (at != std::string_view::npos)
+      return begin + at + 1;
     end = begin;
   }
   return 0;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Appends `line`, which holds no line end, and a line end; syncs. A last line without its end is
 /// what a killed append leaves: it is removed first, and readers must pass over it.
@@ -228,7 +241,8 @@ inline void append_line(const std::filesystem::path& path, const std::string& li
   require(line.find('\n') == std::string::npos, path.string(), "a line to append has a line end");
   const file out(path, O_RDWR | O_CREAT | O_APPEND);
   const std::uint64_t before = detail::complete_bytes(out);
-  if (before != out.size()) out.truncate(before);
+  if (before != out.size())
+    out.truncate(before);
   try {
     out.write(line + "\n");
     out.sync();
@@ -237,25 +251,30 @@ inline void append_line(const std::filesystem::path& path, const std::string& li
     [[maybe_unused]] const int ignored = ::ftruncate(out.handle(), static_cast<off_t>(before));
     throw;
   }
-  if (before == 0) sync_directory(path.parent_path());
+  if (before == 0)
+    sync_directory(path.parent_path());
 }
 
 /// A directory that appears under its name complete or not at all.
 class staged_directory {
- public:
+public:
   /// Makes `target`.partial-PID, and the directories above it; removes what killed writers of the
   /// same target left. Throws when `target` exists.
   explicit staged_directory(std::filesystem::path target)
       : target_(std::move(target)), staged_(detail::beside(target_)) {
-    if (!target_.has_filename()) target_ = target_.parent_path();
-    if (taken()) detail::fail(target_, "cannot be made", EEXIST);
+    if (!target_.has_filename())
+      target_ = target_.parent_path();
+    if (taken())
+      detail::fail(target_, "cannot be made", EEXIST);
     remove_stale(target_.has_parent_path() ? target_.parent_path() : ".", target_.filename());
     std::error_code failure;
     if (target_.has_parent_path()) {
       std::filesystem::create_directories(target_.parent_path(), failure);
     }
-    if (failure) detail::fail(target_.parent_path(), "cannot be made", failure.value());
-    if (::mkdir(staged_.c_str(), 0755) != 0) detail::fail(staged_, "cannot be made", errno);
+    if (failure)
+      detail::fail(target_.parent_path(), "cannot be made", failure.value());
+    if (::mkdir(staged_.c_str(), 0755) != 0)
+      detail::fail(staged_, "cannot be made", errno);
     lock_ = file(staged_, O_RDONLY | O_DIRECTORY);
     lock_.lock();
   }
@@ -263,7 +282,8 @@ class staged_directory {
   staged_directory& operator=(const staged_directory&) = delete;
   ~staged_directory() {
     std::error_code ignored;
-    if (!committed_) std::filesystem::remove_all(staged_, ignored);
+    if (!committed_)
+      std::filesystem::remove_all(staged_, ignored);
   }
 
   /// Where to write until `commit`.
@@ -272,7 +292,8 @@ class staged_directory {
   /// Syncs everything in it and renames. Throws when the target has appeared meanwhile.
   void commit() {
     sync_below(staged_);
-    if (rename_to_target() != 0) detail::fail(target_, "cannot be made", errno);
+    if (rename_to_target() != 0)
+      detail::fail(target_, "cannot be made", errno);
     committed_ = true;
     sync_directory(target_.parent_path());
   }
@@ -282,17 +303,20 @@ class staged_directory {
   static void remove_stale(const std::filesystem::path& parent, const std::string& name = {}) {
     std::error_code failure;
     std::filesystem::directory_iterator entries(parent, failure);
-    if (failure == std::errc::no_such_file_or_directory) return;
+    if (failure == std::errc::no_such_file_or_directory)
+      return;
     for (; !failure && entries != std::filesystem::directory_iterator();
          entries.increment(failure)) {
       const std::string found = entries->path().filename().string();
       const bool meant = name.empty() || found.substr(0, found.rfind(".partial-")) == name;
-      if (meant && detail::is_partial(found)) remove_unless_locked(entries->path());
+      if (meant && detail::is_partial(found))
+        remove_unless_locked(entries->path());
     }
-    if (failure) detail::fail(parent, "cannot be read", failure.value());
+    if (failure)
+      detail::fail(parent, "cannot be read", failure.value());
   }
 
- private:
+private:
   bool taken() const {
     struct stat about;
     return ::lstat(target_.c_str(), &about) == 0;
@@ -300,12 +324,15 @@ class staged_directory {
 
   static void remove_unless_locked(const std::filesystem::path& path) {
     const int handle = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (handle < 0 && errno == ENOENT) return;
+    if (handle < 0 && errno == ENOENT)
+      return;
     const bool busy =
         handle >= 0 && ::flock(handle, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     std::error_code failure;
-    if (!busy) std::filesystem::remove_all(path, failure);
-    if (handle >= 0) ::close(handle);
+    if (!busy)
+      std::filesystem::remove_all(path, failure);
+    if (handle >= 0)
+      ::close(handle);
     if (failure) {
       detail::fail(path, "was left by a killed program and cannot be removed", failure.value());
     }
@@ -322,7 +349,8 @@ class staged_directory {
         file(entries->path(), O_RDONLY | O_NOFOLLOW).sync();
       }
     }
-    if (failure) detail::fail(directory, "cannot be read", failure.value());
+    if (failure)
+      detail::fail(directory, "cannot be read", failure.value());
     sync_directory(directory);
   }
 
@@ -331,7 +359,8 @@ class staged_directory {
     if (::renameat2(AT_FDCWD, staged_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) == 0) {
       return 0;
     }
-    if (errno != EINVAL && errno != ENOSYS) return -1;
+    if (errno != EINVAL && errno != ENOSYS)
+      return -1;
 #endif
     // Elsewhere rename alone would replace a directory that is empty.
     if (taken()) {
@@ -346,4 +375,4 @@ class staged_directory {
   bool committed_ = false;
 };
 
-}  // namespace ordo::io
+} // namespace ordo::io

@@ -56,11 +56,12 @@ inline std::string safetensors_head(const std::string& where,
   header.append((8 - header.size() % 8) % 8, ' ');
   require(header.size() <= safetensors_header_limit, where, "it has too many tensors for one file");
   std::string length;
-  for (int i = 0; i < 8; ++i) length += static_cast<char>(header.size() >> (8 * i) & 0xff);
+  for (int i = 0; i < 8; ++i)
+    length += static_cast<char>(header.size() >> (8 * i) & 0xff);
   return length + header;
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// Writes tensors in name order; the header is one line of JSON padded with spaces to 8 bytes, with
 /// `metadata` first. Tensors go from their own memory to the file, whatever their size.
@@ -75,7 +76,8 @@ inline void write_safetensors(const std::filesystem::path& path,
   const std::string head = detail::safetensors_head(path.string(), tensors, metadata);
   write_atomic(path, [&](const file& out) {
     out.write(head);
-    for (const digest::tensor_ref& t : tensors) out.write(t.bytes);
+    for (const digest::tensor_ref& t : tensors)
+      out.write(t.bytes);
   });
 }
 
@@ -92,7 +94,7 @@ struct safetensors_entry {
 /// that shrinks while it is read is an error. Values are the file's, subnormals and NaNs included:
 /// whoever computes with them reads them through `arith::flush` or `arith::to_f32`.
 class safetensors_reader {
- public:
+public:
   explicit safetensors_reader(const std::filesystem::path& path) : file_(open_regular(path)) {
     const std::uint64_t size = file_.size();
     require(size >= 8, where(), "it has " + std::to_string(size) + " bytes, too few for a header",
@@ -100,7 +102,8 @@ class safetensors_reader {
     std::byte prefix[8];
     file_.read_at(0, prefix);
     std::uint64_t length = 0;
-    for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<std::uint8_t>(prefix[i]);
+    for (int i = 7; i >= 0; --i)
+      length = length << 8 | static_cast<std::uint8_t>(prefix[i]);
     require(length <= safetensors_header_limit, where(),
             "its header claims " + std::to_string(length) + " bytes, at most " +
                 std::to_string(safetensors_header_limit) + " are accepted",
@@ -112,10 +115,11 @@ class safetensors_reader {
     data_ = 8 + length;
     read_header(static_cast<std::size_t>(length));
     check_layout(size - data_);
-    for (std::size_t i = 0; i < entries_.size(); ++i) index_[entries_[i].name] = i;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      index_[entries_[i].name] = i;
   }
 
-  const std::vector<safetensors_entry>& tensors() const { return entries_; }  ///< in file order
+  const std::vector<safetensors_entry>& tensors() const { return entries_; } ///< in file order
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// The entry called `name`. Throws when there is none.
@@ -134,7 +138,7 @@ class safetensors_reader {
     file_.read_at(data_ + e.begin, bytes);
   }
 
- private:
+private:
   std::string where() const { return file_.path().string(); }
 
   void read_header(std::size_t length) {
@@ -194,9 +198,10 @@ class safetensors_reader {
 
   static digest::dtype type_of(const std::string& name, const std::string& at) {
     using digest::dtype;
-    for (const dtype candidate : {dtype::f32, dtype::bf16, dtype::i64, dtype::i32, dtype::u32,
-                                  dtype::i8, dtype::u8}) {
-      if (name == digest::dtype_name(candidate)) return candidate;
+    for (const dtype candidate :
+         {dtype::f32, dtype::bf16, dtype::i64, dtype::i32, dtype::u32, dtype::i8, dtype::u8}) {
+      if (name == digest::dtype_name(candidate))
+        return candidate;
     }
     throw error(at, "its type is '" + printable(name) + "'",
                 "F32, BF16, I64, I32, U32, I8 and U8 are read");
@@ -227,4 +232,4 @@ class safetensors_reader {
   std::map<std::string, std::string> metadata_;
 };
 
-}  // namespace ordo::io
+} // namespace ordo::io

@@ -43,7 +43,7 @@ constexpr Policy policy_of(const loss::head_weights<Policy, Space>&) {
   return {};
 }
 
-}  // namespace detail
+} // namespace detail
 
 template <execution_space Space>
 using bf16_matrix = Kokkos::View<bf16**, Kokkos::LayoutRight, typename Space::memory_space>;
@@ -53,14 +53,15 @@ using f32_vector = Kokkos::View<float*, typename Space::memory_space>;
 /// The parameters of a step in the form that its products take; `prepare` is called once a step.
 template <execution_space Space>
 class prepared_weights {
- public:
+public:
   struct block {
     nn::linear_layer<Space> qkv, out, gate_up, down;
     vector_view<const bf16, Space> attention_gain, feed_forward_gain;
-    std::int64_t first_tensor = 0;  ///< index of the block's first tensor in `tensors`
+    std::int64_t first_tensor = 0; ///< index of the block's first tensor in `tensors`
   };
 
-  prepared_weights(const config& c, const numerics& n) : config_(c), numerics_(n), tensors_(tensors(c)) {
+  prepared_weights(const config& c, const numerics& n)
+      : config_(c), numerics_(n), tensors_(tensors(c)) {
     for (std::int64_t i = 0; i < c.layers; ++i) {
       block b;
       b.qkv = {n.linear, n.weight_steps, c.qkv_rows(), c.hidden};
@@ -92,15 +93,19 @@ class prepared_weights {
       b.gate_up.prepare(space, matrix_of(b.first_tensor + 6, 2 * config_.feed_forward));
       b.down.prepare(space, matrix_of(b.first_tensor + 8, config_.hidden));
     }
-    if (sliced_head_) sliced_head_->prepare(space, head_matrix());
-    if (binary32_head_) binary32_head_->prepare(space, head_matrix());
+    if (sliced_head_)
+      sliced_head_->prepare(space, head_matrix());
+    if (binary32_head_)
+      binary32_head_->prepare(space, head_matrix());
   }
 
   const config& shape() const { return config_; }
   const numerics& constants() const { return numerics_; }
   const std::vector<tensor>& table() const { return tensors_; }
   const std::vector<block>& blocks() const { return blocks_; }
-  matrix_view<const bf16, Space> embedding() const { return matrix_of(0, config_.padded_vocabulary); }
+  matrix_view<const bf16, Space> embedding() const {
+    return matrix_of(0, config_.padded_vocabulary);
+  }
   vector_view<const bf16, Space> embedding_gain() const { return vector_of(1); }
   vector_view<const bf16, Space> final_gain() const { return vector_of(index_of_final_gain()); }
   std::int64_t index_of_final_gain() const { return 2 + 9 * config_.layers; }
@@ -115,7 +120,7 @@ class prepared_weights {
     }
   }
 
- private:
+private:
   matrix_view<const bf16, Space> head_matrix() const {
     return matrix_of(index_of_final_gain() + 1, config_.padded_vocabulary);
   }
@@ -144,7 +149,7 @@ class prepared_weights {
 /// Activations and scratch of one micro-batch of `batch` sequences of `length` tokens.
 template <execution_space Space>
 class workspace {
- public:
+public:
   workspace(const config& c, const numerics& n, std::int64_t batch, std::int64_t length);
 
   /// Hidden states after the final norm for `ids` (batch * length of them, sequence by sequence).
@@ -182,10 +187,10 @@ class workspace {
             {"mlp.gate_up", d_gate_up_, {s.gate_up_input.codes, s.gate_up_input.step}}};
   }
 
- private:
+private:
   using tokens_view = Kokkos::View<std::uint32_t*, typename Space::memory_space>;
   struct layer_state {
-    bf16_matrix<Space> entry, middle;  ///< the residual stream before attention, before the SwiGLU
+    bf16_matrix<Space> entry, middle; ///< the residual stream before attention, before the SwiGLU
     bf16_matrix<Space> qkv, attended, gate_up;
     f32_vector<Space> entry_inverse_rms, middle_inverse_rms;
     nn::linear_input<Space> qkv_input, out_input, gate_up_input, down_input;
@@ -194,9 +199,10 @@ class workspace {
 
   nn::attention_shape attention_shape_of(std::int64_t layer) const;
   template <class T>
-  static void upload(const Space& space, std::span<const T> from, Kokkos::View<T*, typename Space::memory_space> to);
-  void backward_block(const Space& space, const prepared_weights<Space>& weights, std::int64_t layer,
-                      vector_view<float, Space> gradients);
+  static void upload(const Space& space, std::span<const T> from,
+                     Kokkos::View<T*, typename Space::memory_space> to);
+  void backward_block(const Space& space, const prepared_weights<Space>& weights,
+                      std::int64_t layer, vector_view<float, Space> gradients);
   template <class Head>
   auto& scratch_of(const Head&);
 
@@ -217,6 +223,6 @@ class workspace {
   std::unique_ptr<loss::loss_scratch<nn::product_order, Space>> binary32_scratch_;
 };
 
-}  // namespace ordo::model
+} // namespace ordo::model
 
 #include <ordo/model/open1b_workspace.hpp>

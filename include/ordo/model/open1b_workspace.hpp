@@ -59,12 +59,13 @@ workspace<Space>::workspace(const config& c, const numerics& n, std::int64_t bat
   d_activated_ = matrix("ordo::model::d_activated", f);
   embedding_inverse_rms_ = vector("ordo::model::embedding_inverse_rms");
   final_inverse_rms_ = vector("ordo::model::final_inverse_rms");
-  gain_partial_ = decltype(gain_partial_)("ordo::model::gain_partial",
-                   static_cast<std::size_t>((tokens_ + nn::gain_block - 1) / nn::gain_block),
-                   static_cast<std::size_t>(d));
+  gain_partial_ = decltype(gain_partial_)(
+      "ordo::model::gain_partial",
+      static_cast<std::size_t>((tokens_ + nn::gain_block - 1) / nn::gain_block),
+      static_cast<std::size_t>(d));
   if (n.linear == nn::linear_kind::int8) {
-    sliced_scratch_ = std::make_unique<loss::loss_scratch<Sliced<2, 2>, Space>>(
-        tokens_, c.vocabulary, c.hidden);
+    sliced_scratch_ =
+        std::make_unique<loss::loss_scratch<Sliced<2, 2>, Space>>(tokens_, c.vocabulary, c.hidden);
   } else {
     binary32_scratch_ = std::make_unique<loss::loss_scratch<nn::product_order, Space>>(
         tokens_, c.vocabulary, c.hidden);
@@ -85,9 +86,9 @@ void workspace<Space>::upload(const Space& space, std::span<const T> from,
   require(from.size() == to.extent(0), "ordo::model",
           std::to_string(from.size()) + " tokens given to a workspace of " +
               std::to_string(to.extent(0)));
-  Kokkos::deep_copy(space, to,
-                    Kokkos::View<const T*, Kokkos::HostSpace, Kokkos::MemoryUnmanaged>(from.data(),
-                                                                                      from.size()));
+  Kokkos::deep_copy(
+      space, to,
+      Kokkos::View<const T*, Kokkos::HostSpace, Kokkos::MemoryUnmanaged>(from.data(), from.size()));
 }
 
 template <execution_space Space>
@@ -143,25 +144,23 @@ loss::loss_sum workspace<Space>::loss_of(const Space& space, const prepared_weig
   loss::options options;
   options.z_coefficient = numerics_.z_loss;
   weights.with_head([&](const auto& head) {
-    sum = loss::cross_entropy_forward(space, detail::policy_of(head), normalised_, head, labels_, {},
-                                      scratch_of(head), options);
+    sum = loss::cross_entropy_forward(space, detail::policy_of(head), normalised_, head, labels_,
+                                      {}, scratch_of(head), options);
   });
   return sum;
 }
 
 template <execution_space Space>
-loss::loss_sum workspace<Space>::forward_backward(const Space& space,
-                                                  const prepared_weights<Space>& weights,
-                                                  std::span<const std::uint32_t> ids,
-                                                  std::span<const std::uint32_t> labels,
-                                                  float token_scale,
-                                                  vector_view<float, Space> gradients) {
+loss::loss_sum workspace<Space>::forward_backward(
+    const Space& space, const prepared_weights<Space>& weights, std::span<const std::uint32_t> ids,
+    std::span<const std::uint32_t> labels, float token_scale, vector_view<float, Space> gradients) {
   forward(space, weights, ids);
   upload(space, labels, labels_);
   const auto& table = weights.table();
   const auto gradient_vector = [&](std::int64_t index) {
     const tensor& t = table[static_cast<std::size_t>(index)];
-    return vector_view<float, Space>(gradients.data() + t.offset, static_cast<std::size_t>(t.size()));
+    return vector_view<float, Space>(gradients.data() + t.offset,
+                                     static_cast<std::size_t>(t.size()));
   };
   const auto gradient_matrix = [&](std::int64_t index) {
     const tensor& t = table[static_cast<std::size_t>(index)];
@@ -174,8 +173,8 @@ loss::loss_sum workspace<Space>::forward_backward(const Space& space,
   options.token_scale = token_scale;
   options.z_coefficient = numerics_.z_loss;
   weights.with_head([&](const auto& head) {
-    sum = loss::cross_entropy_forward_backward(space, detail::policy_of(head), normalised_, head, labels_,
-                                               d_normal_, gradient_matrix(last + 1),
+    sum = loss::cross_entropy_forward_backward(space, detail::policy_of(head), normalised_, head,
+                                               labels_, d_normal_, gradient_matrix(last + 1),
                                                scratch_of(head), options);
   });
   nn::rms_norm_backward(space, nn::row_order{}, d_normal_, final_entry_, weights.final_gain(),
@@ -217,12 +216,12 @@ void workspace<Space>::backward_block(const Space& space, const prepared_weights
   block.out.backward(space, d_stream_, s.out_input, d_attended_, matrix(4, config_.hidden),
                      linear_scratch_);
   nn::attention_backward(space, attention_blocks{}, attention_shape_of(layer), rope_,
-                         numerics_.norm_epsilon, s.qkv, s.attended, s.attention, d_attended_, d_qkv_,
-                         attention_scratch_);
+                         numerics_.norm_epsilon, s.qkv, s.attended, s.attention, d_attended_,
+                         d_qkv_, attention_scratch_);
   block.qkv.backward(space, d_qkv_, s.qkv_input, d_normal_, matrix(1, config_.qkv_rows()),
                      linear_scratch_);
   nn::rms_norm_backward(space, rows, d_normal_, s.entry, block.attention_gain, s.entry_inverse_rms,
                         d_stream_, d_stream_, vector(0), gain_partial_);
 }
 
-}  // namespace ordo::model
+} // namespace ordo::model

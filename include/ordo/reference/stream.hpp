@@ -27,7 +27,8 @@ inline std::vector<std::uint64_t> document_order(std::uint64_t seed, const std::
                                                  std::uint64_t epoch, std::uint64_t n) {
   const random::words4 first = random::stream(seed, "ordo.data.order." + name).block(0);
   int half = 1;
-  while ((std::uint64_t{1} << (2 * half)) < n) ++half;
+  while ((std::uint64_t{1} << (2 * half)) < n)
+    ++half;
   const std::uint64_t low = (std::uint64_t{1} << half) - 1;
   std::vector<std::uint64_t> network;
   for (std::uint64_t i = 0; i < std::uint64_t{1} << (2 * half); ++i) {
@@ -46,7 +47,8 @@ inline std::vector<std::uint64_t> document_order(std::uint64_t seed, const std::
   std::vector<std::uint64_t> order;
   for (std::uint64_t i = 0; i < n; ++i) {
     std::uint64_t value = network[i];
-    while (value >= n) value = network[value];
+    while (value >= n)
+      value = network[value];
     order.push_back(value);
   }
   return order;
@@ -73,7 +75,8 @@ inline std::vector<std::uint32_t> source_text(const stream_source& source, std::
 inline std::size_t source_of_window(const std::vector<stream_source>& sources, std::uint64_t seed,
                                     std::uint64_t w) {
   std::uint64_t total = 0;
-  for (const stream_source& source : sources) total += source.share;
+  for (const stream_source& source : sources)
+    total += source.share;
   const random::stream draws(seed, "ordo.data.source");
   const std::uint64_t high = draws.word(2 * w + 1), low = draws.word(2 * w);
   // floor((high * 2^32 + low) * total / 2^64), in two steps that fit: total is below 2^32 here.
@@ -81,7 +84,8 @@ inline std::size_t source_of_window(const std::vector<stream_source>& sources, s
   std::uint64_t end = 0;
   for (std::size_t s = 0; s < sources.size(); ++s) {
     end += sources[s].share;
-    if (point < end) return s;
+    if (point < end)
+      return s;
   }
   return sources.size();
 }
@@ -105,4 +109,4 @@ inline std::vector<std::vector<std::uint32_t>> windows(const std::vector<stream_
   return all;
 }
 
-}  // namespace ordo::reference
+} // namespace ordo::reference

@@ -22,12 +22,12 @@ namespace ordo::train {
 struct advanced {
   json record, commitments;
   step_result result;
-  std::uint64_t tokens = 0;  ///< trained on in this step
+  std::uint64_t tokens = 0; ///< trained on in this step
 };
 
 /// What programs see of a run, whatever space it is on.
 class driver {
- public:
+public:
   virtual ~driver() = default;
 
   /// Initial parameters, step 0.
@@ -49,11 +49,12 @@ class driver {
 
 template <execution_space Space>
 class run_driver final : public driver {
- public:
+public:
   /// `corpus` may be null where no step is run.
   run_driver(const Space& space, const run_config& run, std::shared_ptr<const data::corpus> corpus)
       : space_(space), run_(run), corpus_(std::move(corpus)), state_(run) {
-    if (!corpus_) return;
+    if (!corpus_)
+      return;
     const std::uint32_t words = corpus_->contents().vocabulary;
     require(words == run.model.vocabulary, corpus_->path().string(),
             "its tokenizer has " + std::to_string(words) + " words, the model " +
@@ -65,7 +66,8 @@ class run_driver final : public driver {
   void initialise() override {
     const arith::float_mode mode;
     train::initialise(space_, run_, state_);
-    if (stream_) stream_->seek(0);
+    if (stream_)
+      stream_->seek(0);
   }
 
   checkpoint_info load(const std::filesystem::path& checkpoints, std::uint64_t step,
@@ -90,8 +92,9 @@ class run_driver final : public driver {
   }
 
   advanced advance(const digest::hash256& previous) override {
-    const arith::float_mode mode;  // for the scalars between kernels
-    if (!runner_) runner_ = std::make_unique<step_runner<Space>>(space_, run_);
+    const arith::float_mode mode; // for the scalars between kernels
+    if (!runner_)
+      runner_ = std::make_unique<step_runner<Space>>(space_, run_);
     const std::uint64_t count = run_.windows_at(state_.at.tokens);
     const auto stride = static_cast<std::size_t>(run_.sequence + 1);
     windows_.resize(static_cast<std::size_t>(count) * stride);
@@ -102,8 +105,7 @@ class run_driver final : public driver {
     advanced step;
     step.result = runner_->run(state_, windows_);
     step.tokens = count * run_.sequence;
-    step.record =
-        make_record(step.result, state_.at, previous, batch, stream_->cursor().to_json());
+    step.record = make_record(step.result, state_.at, previous, batch, stream_->cursor().to_json());
     step.commitments = make_commitments(step.result);
     return step;
   }
@@ -137,7 +139,7 @@ class run_driver final : public driver {
     return {host.data(), host.data() + host.size()};
   }
 
- private:
+private:
   Space space_;
   run_config run_;
   std::shared_ptr<const data::corpus> corpus_;
@@ -149,4 +151,4 @@ class run_driver final : public driver {
   progress prepared_at_;
 };
 
-}  // namespace ordo::train
+} // namespace ordo::train

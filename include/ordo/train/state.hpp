@@ -30,14 +30,15 @@ struct train_state {
 
   std::vector<model::tensor> table;
   Kokkos::View<bf16*, memory> parameters;
-  Kokkos::View<float*, memory> master;  ///< empty without a master copy
+  Kokkos::View<float*, memory> master; ///< empty without a master copy
   Kokkos::View<float*, memory> first, second;
   progress at;
 
   explicit train_state(const run_config& run) : table(model::tensors(run.model)) {
     const auto n = static_cast<std::size_t>(model::parameter_count(run.model));
     parameters = decltype(parameters)("ordo::train::parameters", n);
-    if (run.master) master = decltype(master)("ordo::train::master", n);
+    if (run.master)
+      master = decltype(master)("ordo::train::master", n);
     first = decltype(first)("ordo::train::first_moment", n);
     second = decltype(second)("ordo::train::second_moment", n);
   }
@@ -50,7 +51,8 @@ void initialise(const Space& space, const run_config& run, train_state<Space>& s
   Kokkos::View<float*, typename Space::memory_space> drawn;
   for (const model::tensor& t : state.table) {
     const auto n = static_cast<std::size_t>(t.size());
-    if (drawn.extent(0) < n) drawn = decltype(drawn)("ordo::train::drawn", n);
+    if (drawn.extent(0) < n)
+      drawn = decltype(drawn)("ordo::train::drawn", n);
     const vector_view<float, Space> values(drawn.data(), n);
     if (t.columns > 0) {
       random::truncated_normal<Space>(space, run.seed, t.name, values, run.initial_std.rounded());
@@ -59,13 +61,15 @@ void initialise(const Space& space, const run_config& run, train_state<Space>& s
     }
     bf16* const target = state.parameters.data() + t.offset;
     float* const master = state.master.extent(0) > 0 ? state.master.data() + t.offset : nullptr;
-    ordo::detail::for_blocks(space, "ordo::train::initialise", t.size(), 1 << 14,
-                             KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-                               for (std::int64_t i = begin; i < end; ++i) {
-                                 target[i] = arith::to_bf16(values[i]);
-                                 if (master != nullptr) master[i] = values[i];
-                               }
-                             });
+    ordo::detail::for_blocks(
+        space, "ordo::train::initialise", t.size(), 1 << 14,
+        KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            target[i] = arith::to_bf16(values[i]);
+            if (master != nullptr)
+              master[i] = values[i];
+          }
+        });
   }
   Kokkos::deep_copy(state.first, 0.0f);
   Kokkos::deep_copy(state.second, 0.0f);
@@ -75,13 +79,13 @@ void initialise(const Space& space, const run_config& run, train_state<Space>& s
 namespace detail {
 
 template <class T>
-digest::tensor_ref reference_to(const model::tensor& t, const std::string& prefix, digest::dtype type,
-                                const T* flat) {
+digest::tensor_ref reference_to(const model::tensor& t, const std::string& prefix,
+                                digest::dtype type, const T* flat) {
   return {prefix + t.name, type, t.extents(),
           std::as_bytes(std::span(flat + t.offset, static_cast<std::size_t>(t.size())))};
 }
 
-}  // namespace detail
+} // namespace detail
 
 /// The model's tensors under their conventional names, for digests and checkpoints.
 template <execution_space Space>
@@ -118,4 +122,4 @@ std::vector<digest::tensor_ref> gradient_tensors(const std::vector<model::tensor
   return all;
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train

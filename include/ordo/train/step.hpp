@@ -18,17 +18,17 @@ namespace ordo::train {
 
 /// What a step hands to its record, roots of the state after it included.
 struct step_result {
-  std::uint64_t first_window = 0, last_window = 0;  ///< windows [first, last)
+  std::uint64_t first_window = 0, last_window = 0; ///< windows [first, last)
   float loss = 0, norm = 0, learning_rate = 0, clip = 0;
   spike_decision spike;
-  std::vector<digest::hash256> microbatch_roots;  ///< rank by rank, each's in order
+  std::vector<digest::hash256> microbatch_roots; ///< rank by rank, each's in order
   std::vector<digest::named_root> gradients, parameters, optimizer;
 };
 
 /// Runs steps on `Space`; owns the memory for them.
 template <execution_space Space>
 class step_runner {
- public:
+public:
   step_runner(const Space& space, const run_config& run);
 
   /// The window, counted from the step's first, of place `slot` of micro-batch `accumulation` of
@@ -49,12 +49,13 @@ class step_runner {
 
   const run_config& configuration() const { return run_; }
 
- private:
+private:
   using vector = comm::gradient_vector<Space>;
 
   vector take() {
     if (free_.empty()) {
-      return vector("ordo::train::gradient", static_cast<std::size_t>(model::parameter_count(run_.model)));
+      return vector("ordo::train::gradient",
+                    static_cast<std::size_t>(model::parameter_count(run_.model)));
     }
     const vector v = free_.back();
     free_.pop_back();
@@ -62,9 +63,9 @@ class step_runner {
   }
   vector reduce_ranks(std::span<const std::uint32_t> windows, std::uint64_t accumulation,
                       float token_scale, step_result& result, loss::loss_sum& total);
-  void micro_batch(std::span<const std::uint32_t> windows, std::uint64_t replica, std::uint64_t shard,
-                   std::uint64_t accumulation, float token_scale, const vector& into,
-                   loss::loss_sum& total);
+  void micro_batch(std::span<const std::uint32_t> windows, std::uint64_t replica,
+                   std::uint64_t shard, std::uint64_t accumulation, float token_scale,
+                   const vector& into, loss::loss_sum& total);
   void update(train_state<Space>& state, const vector& gradient, const step_result& result);
 
   Space space_;
@@ -83,7 +84,9 @@ inline model::numerics numerics_of(const run_config& run) {
 }
 
 /// 1 / n in binary32, by which averages multiply.
-inline float reciprocal(std::uint64_t n) { return static_cast<float>(1.0 / static_cast<double>(n)); }
+inline float reciprocal(std::uint64_t n) {
+  return static_cast<float>(1.0 / static_cast<double>(n));
+}
 
 /// The scalars of AdamW's update number `update` (from 1).
 inline optim::adamw_scalars adamw_scalars_of(const run_config& run, std::uint64_t update,
@@ -127,9 +130,9 @@ void step_runner<Space>::micro_batch(std::span<const std::uint32_t> windows, std
 }
 
 template <execution_space Space>
-typename step_runner<Space>::vector step_runner<Space>::reduce_ranks(
-    std::span<const std::uint32_t> windows, std::uint64_t accumulation, float token_scale,
-    step_result& result, loss::loss_sum& total) {
+typename step_runner<Space>::vector
+step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::uint64_t accumulation,
+                                 float token_scale, step_result& result, loss::loss_sum& total) {
   comm::tree_fold<Space> replicas;
   for (std::uint64_t replica = 0; replica < run_.replicas; ++replica) {
     vector shards;
@@ -139,8 +142,8 @@ typename step_runner<Space>::vector step_runner<Space>::reduce_ranks(
       const vector contribution = take();
       for (std::uint64_t a = 0; a < accumulation; ++a) {
         micro_batch(windows, replica, shard, a, token_scale, contribution, total);
-        result.microbatch_roots.push_back(digest::state_root(digest::tensor_roots(
-            space_, gradient_tensors<Space>(weights_.table(), contribution))));
+        result.microbatch_roots.push_back(digest::state_root(
+            digest::tensor_roots(space_, gradient_tensors<Space>(weights_.table(), contribution))));
         comm::add_into<Space>(space_, rank, contribution);
       }
       free_.push_back(contribution);
@@ -152,7 +155,8 @@ typename step_runner<Space>::vector step_runner<Space>::reduce_ranks(
       }
     }
     comm::scale<Space>(space_, shards, reciprocal(run_.shards));
-    for (vector& merged : replicas.push(space_, shards)) free_.push_back(merged);
+    for (vector& merged : replicas.push(space_, shards))
+      free_.push_back(merged);
   }
   auto [sum, merged] = replicas.finish(space_);
   free_.insert(free_.end(), merged.begin(), merged.end());
@@ -203,8 +207,7 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   loss::loss_sum total;
   const vector gradient = reduce_ranks(windows, accumulation, token_scale, result, total);
   result.loss = total.mean();
-  result.gradients =
-      digest::tensor_roots(space_, gradient_tensors<Space>(state.table, gradient));
+  result.gradients = digest::tensor_roots(space_, gradient_tensors<Space>(state.table, gradient));
 
   std::vector<reduce::named_values<Space>> named;
   for (const model::tensor& t : state.table) {
@@ -218,11 +221,12 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   at.tokens += tokens;
   at.windows += count;
   result.spike = decide_spike(run_.spikes(), at.spikes, at.step, result.norm, result.loss);
-  if (!result.spike.skip) update(state, gradient, result);
+  if (!result.spike.skip)
+    update(state, gradient, result);
   free_.push_back(gradient);
   result.parameters = digest::tensor_roots(space_, parameter_tensors(state));
   result.optimizer = digest::tensor_roots(space_, optimizer_tensors(state));
   return result;
 }
 
-}  // namespace ordo::train
+} // namespace ordo::train
