@@ -16,10 +16,6 @@ using namespace ordo;
 using namespace ordo::program;
 using train::json;
 
-std::string text_of(const options::variables_map& given, const char* name) {
-  return given.count(name) != 0 ? given[name].as<std::string>() : std::string();
-}
-
 /// How a command speaks: sentences on standard output unless --quiet or --json, a last line of
 /// verdict always.
 struct voice {
@@ -196,27 +192,17 @@ int explain(const options::variables_map& given) {
   }
 }
 
-command make(const char* name, const char* synopsis, const char* meaning,
-             int (*run)(const options::variables_map&)) {
-  command c;
-  c.name = name;
-  c.synopsis = synopsis;
-  c.meaning = meaning;
-  c.run = run;
-  return c;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
   using options::value;
   std::vector<command> commands{
-      make("selftest", "selftest [--device serial|openmp]",
-           "one digest an operation: does this machine compute the contract?", selftest),
-      make("replay", "replay --run RUN --from A --to B [--device serial|openmp]",
-           "run recorded steps again and compare every root", replay),
-      make("explain", "explain --run RUN --step N [--against RUN2]",
-           "the first field and tensor in which a step differs", explain)};
+      command("selftest", "selftest [--device serial|openmp]",
+              "one digest an operation: does this machine compute the contract?", selftest),
+      command("replay", "replay --run RUN --from A --to B [--device serial|openmp]",
+              "run recorded steps again and compare every root", replay),
+      command("explain", "explain --run RUN --step N [--against RUN2]",
+              "the first field and tensor in which a step differs", explain)};
   for (command& c : commands) {
     c.described.add_options()("device", value<std::string>(), "where to compute");
   }

@@ -33,11 +33,21 @@ enum status : int {
 
 /// One subcommand. `run` gets the parsed options and returns an exit status.
 struct command {
+  command(std::string named, std::string form, std::string does,
+          std::function<int(const options::variables_map&)> runs)
+      : name(std::move(named)), synopsis(std::move(form)), meaning(std::move(does)),
+        run(std::move(runs)) {}
+
   std::string name, synopsis, meaning;
   options::options_description described;
   options::positional_options_description positional;
   std::function<int(const options::variables_map&)> run;
 };
+
+/// The text given for an option; empty where it was not given.
+inline std::string text_of(const options::variables_map& given, const char* name) {
+  return given.count(name) != 0 ? given[name].as<std::string>() : std::string();
+}
 
 /// The options every command has.
 inline void add_shared_options(options::options_description& described) {

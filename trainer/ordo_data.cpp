@@ -241,28 +241,18 @@ int tokenize(const options::variables_map& given) {
   return same_or_done;
 }
 
-command make(const char* name, const char* synopsis, const char* meaning,
-             int (*run)(const options::variables_map&)) {
-  command c;
-  c.name = name;
-  c.synopsis = synopsis;
-  c.meaning = meaning;
-  c.run = run;
-  return c;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
   using options::value;
   std::vector<command> commands{
-      make("tokenizer", "tokenizer encode|decode --tokenizer byte",
-           "ids of standard input, and back", tokenize),
-      make("build", "build --tokenizer byte --source NAME=SHARE:FILE[,FILE...]... --out CORPUS",
-           "shards and manifest from .txt, .jsonl, .jsonl.gz, .jsonl.zst", build),
-      make("inspect", "inspect CORPUS", "sources, documents, tokens, digests", inspect),
-      make("stream", "stream CORPUS --seed S --seq T --windows A:B [--digest]",
-           "the canonical windows", stream)};
+      command("tokenizer", "tokenizer encode|decode --tokenizer byte",
+              "ids of standard input, and back", tokenize),
+      command("build", "build --tokenizer byte --source NAME=SHARE:FILE[,FILE...]... --out CORPUS",
+              "shards and manifest from .txt, .jsonl, .jsonl.gz, .jsonl.zst", build),
+      command("inspect", "inspect CORPUS", "sources, documents, tokens, digests", inspect),
+      command("stream", "stream CORPUS --seed S --seq T --windows A:B [--digest]",
+              "the canonical windows", stream)};
   commands[0].described.add_options()("action", value<std::string>()->required(),
                                       "encode or decode")(
       "tokenizer", value<std::string>()->default_value("byte"), "byte, or a tokenizer file");

@@ -20,10 +20,6 @@ namespace {
 using namespace ordo;
 using namespace ordo::program;
 
-std::string text_of(const options::variables_map& given, const char* name) {
-  return given.count(name) != 0 ? given[name].as<std::string>() : std::string();
-}
-
 int init(const options::variables_map& given) {
   const std::filesystem::path path = text_of(given, "run");
   require(!std::filesystem::exists(path), path.string(), "it exists",
@@ -83,29 +79,19 @@ int speak(const options::variables_map& given) {
   return same_or_done;
 }
 
-command make(const char* name, const char* synopsis, const char* meaning,
-             int (*run)(const options::variables_map&)) {
-  command c;
-  c.name = name;
-  c.synopsis = synopsis;
-  c.meaning = meaning;
-  c.run = run;
-  return c;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
   using options::value;
   const auto text = [] { return value<std::string>(); };
   std::vector<command> commands{
-      make("init", "init --config run.ini --corpus CORPUS --run RUN",
-           "a new run: its genesis record; nothing is trained yet", init),
-      make("run", "run --run RUN [--until STEP] [--device serial|openmp]",
-           "start or go on; Ctrl-C or SIGTERM stops after the step, with everything saved", run),
-      make("inspect", "inspect RUN|CHECKPOINT", "what a run or a checkpoint holds", show),
-      make("generate", "generate --run RUN --step N --prompt TEXT",
-           "text that the model of step N goes on with", speak)};
+      command("init", "init --config run.ini --corpus CORPUS --run RUN",
+              "a new run: its genesis record; nothing is trained yet", init),
+      command("run", "run --run RUN [--until STEP] [--device serial|openmp]",
+              "start or go on; Ctrl-C or SIGTERM stops after the step, with everything saved", run),
+      command("inspect", "inspect RUN|CHECKPOINT", "what a run or a checkpoint holds", show),
+      command("generate", "generate --run RUN --step N --prompt TEXT",
+              "text that the model of step N goes on with", speak)};
   commands[0].described.add_options()("config", text()->required(),
                                       "configuration (trainer/configs)")(
       "corpus", text()->required(), "corpus made by ordo-data build")(
