@@ -89,6 +89,11 @@ TEST_CASE("text: JSON lines, plain and compressed, are the same documents") {
   put(dir / "a.jsonl", file);
   put(dir / "a.jsonl.gz", gzip(file));
   put(dir / "a.jsonl.zst", zstd(file));
+  put(dir / "A.JSONL", file);
+  put(dir / "A.Jsonl.GZ", gzip(file));
+  put(dir / "A.jsonl.ZST", zstd(file));
+  for (const char* name : {"A.JSONL", "A.Jsonl.GZ", "A.jsonl.ZST"})
+    CHECK(read(dir / name) == documents);
   // Streams one after another, cut in the middle of a line.
   put(dir / "b.jsonl.gz", gzip(file.substr(0, 20)) + gzip("") + gzip(file.substr(20)));
   put(dir / "b.jsonl.zst", zstd(file.substr(0, 20)) + zstd("") + zstd(file.substr(20)));
@@ -231,7 +236,8 @@ TEST_CASE("text: what is no text file") {
   const scratch dir;
   CHECK(has(failure_of([&] { read(dir / "none.txt"); }), "check the name"));
   CHECK(has(failure_of([&] { read(dir.path()); }), "it is a folder"));
-  for (const char* name : {"a.parquet", "a.jsonl.xz", "a.tar", "a.jsonl.bz2"}) {
+  for (const char* name : {"a.parquet", "a.jsonl.xz", "a.tar", "a.jsonl.bz2", "a.7z", "a.ZIP",
+                           "a.tar.gz", "a.tar.ZST", "a.parquet.gz"}) {
     put(dir / name, "x");
     CHECK(has(failure_of([&] { read(dir / name); }), "files are not read; convert it"));
   }
@@ -288,6 +294,16 @@ TEST_CASE("build: fields of one source and of all") {
   const auto built = program::build_corpus(request, data::tokenizer(), dir / "corpus");
   CHECK(built.contents.sources[0].tokens == 4); // "1\n2" and the separator
   CHECK(built.contents.sources[1].tokens == 2);
+  request.source_fields.clear();
+  program::add_text_fields({"x:q,a:b", "p"}, request); // the same
+  CHECK(request.source_fields.at("x") == texts{"q", "a:b"});
+  CHECK(request.text_fields == texts{"p"});
+  program::add_text_fields({"p,q", "r"}, request);
+  CHECK(request.text_fields == texts{"p", "q", "r"});
+  for (const char* bad : {"", ",", "p,", ",p", "p,,q", "x:", "x:q,"}) {
+    INFO(bad);
+    CHECK(has(failure_of([&] { program::add_text_fields({bad}, request); }), "an empty name"));
+  }
   request = {};
   program::add_text_fields({"z:q"}, request);
   CHECK(request.text_fields == texts{"z:q"});
@@ -349,6 +365,26 @@ TEST_CASE("build: what is wrong is found before anything is made, and nothing is
   CHECK(has(why({{"a", "1", {dir / "a.txt"}}, {"b", "1", {dir / "bad.jsonl"}}}),
             "bad.jsonl, line 2: it has no text field 'text'"));
   CHECK(has(why({{"a", "1", {dir / "empty.jsonl"}}}), "hold no text"));
+  // What the reader would refuse: more sources, larger shards.
+  std::vector<program::source_request> many;
+  for (int i = 0; i < 257; ++i)
+    many.push_back({"s" + std::to_string(i), "1", {dir / "a.txt"}});
+  CHECK(has(why(many), "257 are given, a corpus has at most 256"));
+  for (const std::uint64_t tokens : {std::uint64_t{0}, std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
+    program::build_request request;
+    request.sources = {{"a", "1", {dir / "a.txt"}}};
+    request.shard_tokens = tokens;
+    CHECK(
+        has(failure_of([&] { program::build_corpus(request, data::tokenizer(), dir / "corpus"); }),
+            "--shard-tokens: " + std::to_string(tokens) + " tokens make no shard"));
+    CHECK_FALSE(fs::exists(dir / "corpus"));
+  }
+  many.pop_back();
+  program::build_request all;
+  all.sources = many;
+  program::build_corpus(all, data::tokenizer(), dir / "most");
+  CHECK(data::corpus(dir / "most").contents().sources.size() == 256);
+  fs::remove_all(dir / "most");
   // What a killed build of the same corpus left is removed by the next one.
   fs::create_directories(dir / "corpus.partial-1/a");
   fs::create_directories(dir / "other.partial-1/a");

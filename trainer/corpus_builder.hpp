@@ -144,6 +144,8 @@ private:
   void add_offset(std::uint64_t offset) { idx_->add(std::as_bytes(std::span(&offset, 1))); }
   void open() {
     const std::size_t number = info_.shards.size();
+    require(number < data::shard_limit, folder_.string(), "it needs more than 2^20 shards",
+            "let --shard-tokens be larger");
     bin_.emplace(folder_ / data::shard_name(number, ".bin"));
     idx_.emplace(folder_ / data::shard_name(number, ".idx"));
     add_offset(0);
@@ -181,7 +183,8 @@ struct build_result {
   std::uint64_t empty_documents = 0;
 };
 
-/// Takes fields as the command line has them: FIELD for every source, SOURCE:FIELD for one.
+/// Takes fields as the command line has them: FIELD[,FIELD...] for every source, or
+/// SOURCE:FIELD[,FIELD...] for one.
 inline void add_text_fields(const std::vector<std::string>& written, build_request& request) {
   std::vector<std::string> shared;
   for (const std::string& field : written) {
@@ -189,8 +192,14 @@ inline void add_text_fields(const std::vector<std::string>& written, build_reque
     const bool one = name.size() < field.size() &&
                      std::any_of(request.sources.begin(), request.sources.end(),
                                  [&](const source_request& s) { return s.name == name; });
-    (one ? request.source_fields[name] : shared)
-        .push_back(one ? field.substr(name.size() + 1) : field);
+    std::vector<std::string>& fields = one ? request.source_fields[name] : shared;
+    for (std::size_t at = one ? name.size() + 1 : 0; at <= field.size();) {
+      const std::size_t comma = std::min(field.find(',', at), field.size());
+      require(comma > at, "--text-field " + io::printable(field), "it has an empty name",
+              "write --text-field FIELD[,FIELD...]");
+      fields.push_back(field.substr(at, comma - at));
+      at = comma + 1;
+    }
   }
   if (!shared.empty())
     request.text_fields = std::move(shared);
@@ -201,6 +210,15 @@ inline void check_request(const build_request& request, const std::filesystem::p
   std::error_code ignored;
   require(!std::filesystem::exists(std::filesystem::symlink_status(target, ignored)),
           target.string(), "it exists", "choose another --out, or remove it first");
+  require(request.sources.size() <= data::source_limit, "--source",
+          std::to_string(request.sources.size()) + " are given, a corpus has at most " +
+              std::to_string(data::source_limit),
+          "list the files of several in one");
+  // The document that ends a shard may go beyond.
+  constexpr std::uint64_t most = data::shard_token_limit - document_limit - 1;
+  require(request.shard_tokens > 0 && request.shard_tokens <= most, "--shard-tokens",
+          std::to_string(request.shard_tokens) + " tokens make no shard",
+          "write 1 to " + std::to_string(most));
   for (std::size_t i = 0; i < request.sources.size(); ++i) {
     const source_request& source = request.sources[i];
     for (std::size_t other = 0; other < i; ++other) {
@@ -252,8 +270,11 @@ inline build_result build_corpus(const build_request& request, const data::token
             "leave it out, or name files that do");
     result.contents.sources.push_back(std::move(info));
   }
-  io::write_file_atomic(staged.path() / "manifest.json",
-                        io::canonical_json(result.contents.to_json()));
+  const std::string text = io::canonical_json(result.contents.to_json());
+  require(text.size() <= data::manifest_byte_limit, target.string(),
+          "its manifest would have " + std::to_string(text.size()) + " bytes",
+          "let --shard-tokens be larger");
+  io::write_file_atomic(staged.path() / "manifest.json", text);
   staged.commit();
   return result;
 }

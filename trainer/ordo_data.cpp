@@ -60,7 +60,6 @@ int build(const options::variables_map& given) {
   }
   request.split_blank_lines = given.count("split-blank-lines") != 0;
   request.shard_tokens = given["shard-tokens"].as<std::uint64_t>();
-  require(request.shard_tokens > 0, "--shard-tokens", "0 tokens make no shard", "write 1 or more");
   build_progress progress;
   if (given.count("quiet") == 0)
     request.progress = std::ref(progress);
@@ -221,9 +220,14 @@ std::vector<std::uint32_t> parse_ids(const std::string& text, std::uint32_t voca
 int tokenize(const options::variables_map& given) {
   const std::string what = given["action"].as<std::string>();
   require(what != "train", "ordo-data tokenizer train", "this release has the byte tokenizer only",
-          "write --tokenizer byte; it needs no training");
+          "write --tokenizer byte, which needs no training; train comes with BPE");
   require(what == "encode" || what == "decode", "ordo-data tokenizer " + io::printable(what),
           "unknown action", "write encode or decode");
+  for (const char* of_train : {"input", "vocab", "out"}) {
+    require(given.count(of_train) == 0, "ordo-data tokenizer " + what,
+            std::string("--") + of_train + " is an option of train",
+            "it reads standard input and writes standard output");
+  }
   const auto tokenizer = data::tokenizer::open(given["tokenizer"].as<std::string>());
   const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
   require(!std::cin.bad(), "standard input", "it cannot be read", "check where it comes from");
@@ -255,7 +259,9 @@ int main(int argc, char** argv) {
               "the canonical windows", stream)};
   commands[0].described.add_options()("action", value<std::string>()->required(),
                                       "encode or decode")(
-      "tokenizer", value<std::string>()->default_value("byte"), "byte, or a tokenizer file");
+      "tokenizer", value<std::string>()->default_value("byte"), "byte, or a tokenizer file")(
+      "input", value<std::vector<std::string>>()->multitoken(), "of train (not in this release)")(
+      "vocab", value<std::uint64_t>(), "of train")("out", value<std::string>(), "of train");
   commands[0].positional.add("action", 1);
   commands[1].described.add_options()("tokenizer", value<std::string>()->required(),
                                       "byte, or a tokenizer file")(
@@ -263,9 +269,9 @@ int main(int argc, char** argv) {
       "NAME=SHARE:FILE[,FILE...], once a source, files in reading order")(
       "out", value<std::string>()->required(), "the corpus, which must not exist")(
       "text-field", value<std::vector<std::string>>(),
-      "FIELD of JSON lines that holds the text (default text), or SOURCE:FIELD; several are joined "
-      "by line breaks")("split-blank-lines",
-                        "plain text: a document a paragraph instead of a file")(
+      "FIELD[,FIELD...] of JSON lines with the text (default text), or SOURCE:FIELD[,FIELD...]; "
+      "several are joined by line breaks")("split-blank-lines",
+                                           "plain text: a document a paragraph instead of a file")(
       "shard-tokens", value<std::uint64_t>()->default_value(std::uint64_t{1} << 27),
       "tokens after which a shard ends");
   for (const std::size_t i : {2u, 3u}) {

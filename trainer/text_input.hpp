@@ -23,6 +23,28 @@
 
 namespace ordo::program {
 
+namespace detail {
+
+/// The extension of a name in lower case: ".GZ" means what ".gz" does.
+inline std::string extension_of(const std::filesystem::path& path) {
+  std::string extension = path.extension().string();
+  for (char& c : extension) {
+    if (c >= 'A' && c <= 'Z')
+      c = static_cast<char>(c + 32);
+  }
+  return extension;
+}
+
+/// The name of what a compressed file holds; any other name as it is.
+inline std::filesystem::path decompressed_name(std::filesystem::path path) {
+  const std::string extension = extension_of(path);
+  if (extension == ".gz" || extension == ".zst")
+    path.replace_extension();
+  return path;
+}
+
+} // namespace detail
+
 /// The bytes of a file, decompressed when its name ends in .gz or .zst. A compressed file that ends
 /// within its stream, or has something else after it, is an error, never a shorter text.
 class byte_source {
@@ -31,9 +53,10 @@ public:
     std::error_code ignored;
     require(!std::filesystem::is_directory(path, ignored), path.string(), "it is a folder",
             "list the files in the order in which they are to be read: NAME=SHARE:FILE,FILE");
-    const std::string extension = path.extension().string();
-    for (const char* other : {".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".parquet"}) {
-      require(extension != other, path.string(), std::string(other) + " files are not read",
+    const std::string extension = detail::extension_of(path);
+    const std::string inner = detail::extension_of(detail::decompressed_name(path));
+    for (const char* other : {".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z", ".parquet"}) {
+      require(inner != other, path.string(), std::string(other) + " files are not read",
               "convert it to .txt or .jsonl, plain or compressed as .gz or .zst");
     }
     file_ = io::open_regular(path);
@@ -147,11 +170,8 @@ private:
 };
 
 /// Whether a path holds JSON lines, compressed or not.
-inline bool is_json_lines(std::filesystem::path path) {
-  const std::string extension = path.extension().string();
-  if (extension == ".gz" || extension == ".zst")
-    path.replace_extension();
-  return path.extension() == ".jsonl";
+inline bool is_json_lines(const std::filesystem::path& path) {
+  return detail::extension_of(detail::decompressed_name(path)) == ".jsonl";
 }
 
 /// Largest document, so that a hostile file cannot take all memory.

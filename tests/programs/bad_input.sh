@@ -146,6 +146,8 @@ expect 2 "corpus: it exists" "$data" build --tokenizer byte --out corpus --sourc
 expect 2 "nowhere.json: .*check the name" "$data" build --tokenizer nowhere.json --out made --source a=1:terms.txt
 echo "97 300" | { "$data" tokenizer decode > out 2> err && fail "an id outside the vocabulary" || true; }
 grep -q "300 is outside the vocabulary" err || fail "the id is not named"
+expect 2 "tokenizer train: .* comes with BPE" "$data" tokenizer train --input terms.txt rest.txt --vocab 300 --out t.json
+expect 2 "tokenizer encode: --input is an option of train" "$data" tokenizer encode --input terms.txt
 nothing_partial .
 
 # ---- Damaged runs ---------------------------------------------------------------------------------------------

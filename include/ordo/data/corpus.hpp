@@ -36,6 +36,12 @@ struct shard_info {
   digest::hash256 bin{}, idx{};
 };
 
+/// What a manifest may hold. So many shards of so many tokens have sums that fit, and the writer
+/// refuses what the reader would.
+inline constexpr std::size_t source_limit = 256, shard_limit = std::size_t{1} << 20;
+inline constexpr std::uint64_t shard_token_limit = std::uint64_t{1} << 40;
+inline constexpr std::uint64_t manifest_byte_limit = std::uint64_t{1} << 28;
+
 struct source_info {
   std::string name;
   std::uint64_t share = 0; ///< integer part of the mixture
@@ -109,12 +115,11 @@ inline source_info parse_source_info(const io::json& json, const std::string& wh
   require(s.share >= 1 && s.share <= (std::uint64_t{1} << 32), at, "its share is impossible",
           "1 to 2^32");
   const io::json& shards = io::get_array(json, "shards", at);
-  // So many shards of so many tokens have a sum that fits.
-  require(shards.size() <= (std::size_t{1} << 20), at, "it has more than 2^20 shards");
+  require(shards.size() <= shard_limit, at, "it has more than 2^20 shards");
   for (const io::json& part : shards) {
     const shard_info shard{io::get_u64(part, "tokens", at), io::get_u64(part, "documents", at),
                            io::get_hash(part, "bin", at), io::get_hash(part, "idx", at)};
-    require(shard.tokens <= (std::uint64_t{1} << 40) && shard.documents <= shard.tokens &&
+    require(shard.tokens <= shard_token_limit && shard.documents <= shard.tokens &&
                 shard.documents > 0,
             at,
             "shard " + std::to_string(s.shards.size()) +
@@ -146,7 +151,7 @@ inline manifest parse_manifest(const std::string& text, const std::string& where
   m.tokenizer = io::get_hash(json, "tokenizer", where);
   const io::json& sources = io::get_array(json, "sources", where);
   require(!sources.empty(), where, "it has no source");
-  require(sources.size() <= 256, where, "it has more than 256 sources");
+  require(sources.size() <= source_limit, where, "it has more than 256 sources");
   for (const io::json& entry : sources) {
     source_info s = parse_source_info(entry, where);
     for (const source_info& other : m.sources) {
@@ -225,7 +230,7 @@ public:
     require(std::filesystem::is_regular_file(where, ignored), "corpus",
             "'" + path_.string() + "' holds no corpus (no manifest.json)",
             "make one with 'ordo-data build'");
-    const std::string text = io::read_file(where, std::uint64_t{1} << 28);
+    const std::string text = io::read_file(where, manifest_byte_limit);
     manifest_ = detail::parse_manifest(text, where);
     hash_ = digest::sha256_of(std::string_view(text));
     for (std::size_t s = 0; s < manifest_.sources.size(); ++s) {
