@@ -21,12 +21,19 @@ class kokkos_scope {
 public:
   kokkos_scope() {
     ::setenv("OMP_PROC_BIND", "false", 0);
-    Kokkos::InitArguments arguments;
-    arguments.disable_warnings = true;
-    Kokkos::initialize(arguments);
+#if KOKKOS_VERSION < 30700
+    Kokkos::InitArguments settings;
+    settings.disable_warnings = true;
+#else
+    Kokkos::InitializationSettings settings;
+    settings.set_disable_warnings(true);
+#endif
+    Kokkos::initialize(settings);
   }
   kokkos_scope(const kokkos_scope&) = delete;
-  ~kokkos_scope() { Kokkos::finalize(); }
+  ~kokkos_scope() {
+    Kokkos::finalize();
+  }
 };
 
 /// A driver of a run, and the conformance report, on one execution space.
@@ -41,15 +48,21 @@ const device& serial();
 #if defined(KOKKOS_ENABLE_OPENMP)
 const device& openmp();
 #endif
+#if defined(KOKKOS_ENABLE_CUDA)
+const device& cuda();
+#endif
 
-/// The device called `name`; the first of openmp and serial for an empty name. Throws with the
-/// names there are.
+/// The device called `name`; the first of openmp and serial for an empty name. A GPU is used only
+/// when it is named. Throws with the names there are.
 inline const device& find_device(const std::string& name) {
   std::vector<const device*> all;
 #if defined(KOKKOS_ENABLE_OPENMP)
   all.push_back(&openmp());
 #endif
   all.push_back(&serial());
+#if defined(KOKKOS_ENABLE_CUDA)
+  all.push_back(&cuda());
+#endif
   std::string names;
   for (const device* candidate : all) {
     if (name.empty() || name == candidate->name)

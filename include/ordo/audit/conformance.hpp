@@ -89,29 +89,32 @@ public:
   std::vector<conformance_line> lines;
 };
 
-/// Every function on 2^18 inputs spread over all of binary32.
+/// `Function` on 2^18 inputs spread over all of binary32.
+template <float (*Function)(float), execution_space Space>
+void tabulate(conformance_run<Space>& run, const char* name) {
+  constexpr std::int64_t n = std::int64_t{1} << 18;
+  Kokkos::View<float*, typename Space::memory_space> table("ordo::audit::function", n);
+  float* const out = table.data();
+  ordo::detail::for_blocks(
+      run.space, "ordo::audit::function", n, 1 << 12,
+      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const auto u = static_cast<std::uint32_t>(i) * 16411u;
+          out[i] = arith::canonical(Function(arith::flush(arith::from_bits(u))));
+        }
+      });
+  run.line(std::string("function ") + name, std::to_string(n), table);
+}
+
 template <execution_space Space>
 void conform_functions(conformance_run<Space>& run) {
-  constexpr std::int64_t n = std::int64_t{1} << 18;
-  const auto table = [&](const char* name, auto function) {
-    Kokkos::View<float*, typename Space::memory_space> out("ordo::audit::function", n);
-    ordo::detail::for_blocks(
-        run.space, "ordo::audit::function", n, 1 << 12,
-        KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            const auto u = static_cast<std::uint32_t>(i) * 16411u;
-            out[i] = arith::canonical(function(arith::flush(arith::from_bits(u))));
-          }
-        });
-    run.line(std::string("function ") + name, std::to_string(n), out);
-  };
-  table("exp", [](float x) { return arith::exp(x); });
-  table("log", [](float x) { return arith::log(x); });
-  table("sin", [](float x) { return arith::sin(x); });
-  table("cos", [](float x) { return arith::cos(x); });
-  table("sigmoid", [](float x) { return arith::sigmoid(x); });
-  table("silu", [](float x) { return arith::silu(x); });
-  table("rsqrt", [](float x) { return arith::rsqrt(x); });
+  tabulate<arith::exp>(run, "exp");
+  tabulate<arith::log>(run, "log");
+  tabulate<arith::sin>(run, "sin");
+  tabulate<arith::cos>(run, "cos");
+  tabulate<arith::sigmoid>(run, "sigmoid");
+  tabulate<arith::silu>(run, "silu");
+  tabulate<arith::rsqrt>(run, "rsqrt");
 }
 
 template <execution_space Space>

@@ -6,11 +6,17 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include <Kokkos_Core.hpp>
 
 #include <ordo/arith/float_mode.hpp>
 #include <ordo/core/error.hpp>
+
+/// Defined where Kokkos::Cuda exists and this translation unit is compiled for it.
+#if defined(KOKKOS_ENABLE_CUDA) && defined(__CUDACC__)
+#define ORDO_CUDA 1
+#endif
 
 namespace ordo {
 
@@ -27,6 +33,19 @@ using matrix_view = Kokkos::View<T**, Kokkos::LayoutRight, typename Space::memor
                                  Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
 
 namespace detail {
+
+/// Whether work items run on the host: in its memory and under its floating-point mode.
+template <class Space>
+inline constexpr bool on_host = std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>;
+
+/// Whether the kernels of ordo/cuda/ serve this space.
+template <class Space>
+inline constexpr bool on_cuda =
+#if defined(ORDO_CUDA)
+    std::is_same_v<Space, Kokkos::Cuda>;
+#else
+    false;
+#endif
 
 /// a * b - c, in code of the baseline and in code that may use fused instructions.
 inline float product_less(float a, float b, float c) {
@@ -62,8 +81,20 @@ inline void require_unfused() {
   }
 }
 
+/// What a thread does for one index.
+template <class F>
+struct work_item {
+  F f;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const arith::float_mode mode;
+    f(i);
+  }
+};
+
 /// Calls `f(i)` for i in [0, n), each an independent work item, in no order. `f` is called inside
-/// an `arith::float_mode`. Labels are `ordo::op::stage`.
+/// an `arith::float_mode`. Labels are `ordo::op::stage`. On the host the work is done on return; on
+/// a device it is in the order of `space`'s stream, as everything is that is launched on `space`.
 template <execution_space Space, class F>
 void for_each(const Space& space, const char* label, std::int64_t n, const F& f) {
   require_unfused();
@@ -71,24 +102,32 @@ void for_each(const Space& space, const char* label, std::int64_t n, const F& f)
     return;
   using policy = Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>,
                                      Kokkos::Schedule<Kokkos::Dynamic>>;
-  Kokkos::parallel_for(
-      label, policy(space, 0, n, Kokkos::ChunkSize(1)), KOKKOS_LAMBDA(std::int64_t i) {
-        const arith::float_mode mode;
-        f(i);
-      });
-  space.fence();
+  Kokkos::parallel_for(label, policy(space, 0, n, Kokkos::ChunkSize(1)), work_item<F>{f});
+  if constexpr (on_host<Space>)
+    space.fence();
 }
 
+/// Work item `block` of for_blocks.
+template <class F>
+struct block_of_indices {
+  F f;
+  std::int64_t n, grain;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t block) const {
+    const std::int64_t begin = block * grain;
+    f(begin, begin + grain < n ? begin + grain : n);
+  }
+};
+
 /// Calls `f(begin, end)` for the consecutive blocks of `grain` indices of [0, n). The grain is
-/// tuning: results must not depend on it.
+/// tuning: results must not depend on it. On a GPU it is 1, so that neighbouring threads touch
+/// neighbouring entries.
 template <execution_space Space, class F>
 void for_blocks(const Space& space, const char* label, std::int64_t n, std::int64_t grain,
                 const F& f) {
-  for_each(
-      space, label, (n + grain - 1) / grain, KOKKOS_LAMBDA(std::int64_t block) {
-        const std::int64_t begin = block * grain;
-        f(begin, begin + grain < n ? begin + grain : n);
-      });
+  if (!on_host<Space>)
+    grain = 1;
+  for_each(space, label, (n + grain - 1) / grain, block_of_indices<F>{f, n, grain});
 }
 
 } // namespace detail

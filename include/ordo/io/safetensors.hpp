@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -63,6 +64,9 @@ inline std::string safetensors_head(const std::string& where,
 
 } // namespace detail
 
+/// Where the bytes of a tensor are fetched from when the host cannot read them in place.
+using byte_source = std::function<std::span<const std::byte>(const digest::tensor_ref&)>;
+
 /// Writes tensors in name order; the header is one line of JSON padded with spaces to 8 bytes, with
 /// `metadata` first. Tensors go from their own memory to the file, whatever their size.
 ///
@@ -70,14 +74,15 @@ inline std::string safetensors_head(const std::string& where,
 /// tensors that the reader would refuse; then nothing is written.
 inline void write_safetensors(const std::filesystem::path& path,
                               std::vector<digest::tensor_ref> tensors,
-                              const std::map<std::string, std::string>& metadata = {}) {
+                              const std::map<std::string, std::string>& metadata = {},
+                              const byte_source& bytes_of = {}) {
   std::sort(tensors.begin(), tensors.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
   const std::string head = detail::safetensors_head(path.string(), tensors, metadata);
   write_atomic(path, [&](const file& out) {
     out.write(head);
     for (const digest::tensor_ref& t : tensors)
-      out.write(t.bytes);
+      out.write(bytes_of ? bytes_of(t) : t.bytes);
   });
 }
 

@@ -11,6 +11,7 @@
 #include <ordo/io/canonical_json.hpp>
 #include <ordo/io/file.hpp>
 #include <ordo/io/safetensors.hpp>
+#include <ordo/train/host_window.hpp>
 #include <ordo/train/record.hpp>
 #include <ordo/train/state.hpp>
 
@@ -44,8 +45,10 @@ void save_checkpoint(const Space& space, const std::filesystem::path& folder,
   io::staged_directory staged(target);
   const std::map<std::string, std::string> about{{"format", "pt"}, {"producer", "ordo"}};
   const auto parameters = parameter_tensors(state), optimizer = optimizer_tensors(state);
-  io::write_safetensors(staged.path() / "model.safetensors", parameters, about);
-  io::write_safetensors(staged.path() / "optimizer.safetensors", optimizer, about);
+  host_window<Space> window(space);
+  const auto bytes_of = [&](const digest::tensor_ref& tensor) { return window.read(tensor); };
+  io::write_safetensors(staged.path() / "model.safetensors", parameters, about, bytes_of);
+  io::write_safetensors(staged.path() / "optimizer.safetensors", optimizer, about, bytes_of);
   const json text = {
       {"format", "ordo checkpoint 1"},
       {"step", state.at.step},
@@ -84,8 +87,10 @@ inline std::vector<std::uint64_t> checkpoint_steps(const std::filesystem::path& 
 namespace detail {
 
 /// Reads every tensor of `wanted` from a safetensors file, which must hold these and no others.
-inline void read_tensors(const std::filesystem::path& path,
-                         const std::vector<digest::tensor_ref>& wanted) {
+template <execution_space Space>
+void read_tensors(const Space& space, const std::filesystem::path& path,
+                  const std::vector<digest::tensor_ref>& wanted) {
+  host_window<Space> window(space);
   io::safetensors_reader reader(path);
   require(reader.tensors().size() == wanted.size(), path.string(),
           "it holds " + std::to_string(reader.tensors().size()) + " tensors, the run has " +
@@ -96,9 +101,8 @@ inline void read_tensors(const std::filesystem::path& path,
     require(entry.type == tensor.type && entry.shape == tensor.shape, path.string(),
             "tensor '" + tensor.name + "' has another type or shape than the run's",
             "this checkpoint belongs to another configuration");
-    // The views are the state's own memory; tensor_ref only lends them read-only to digests.
-    reader.read(tensor.name,
-                std::span(const_cast<std::byte*>(tensor.bytes.data()), tensor.bytes.size()));
+    reader.read(tensor.name, window.begin_write(tensor));
+    window.commit(tensor);
   }
 }
 
@@ -141,7 +145,7 @@ checkpoint_info load_checkpoint(const Space& space, const std::filesystem::path&
 
   const auto verify = [&](const char* file, const std::vector<digest::tensor_ref>& tensors,
                           const digest::hash256& expected) {
-    detail::read_tensors(source / file, tensors);
+    detail::read_tensors(space, source / file, tensors);
     const digest::hash256 got = digest::state_root(digest::tensor_roots(space, tensors));
     if (got != expected) {
       throw mismatch((source / file).string(), "its tensors do not have the root in state.json",
