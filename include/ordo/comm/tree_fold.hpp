@@ -10,6 +10,9 @@
 
 #include <ordo/arith/value.hpp>
 #include <ordo/core/execution.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/elementwise.hpp>
+#endif
 
 namespace ordo::comm {
 
@@ -21,6 +24,12 @@ template <execution_space Space>
 void add_into(const Space& space, vector_view<float, Space> a, vector_view<const float, Space> b) {
   require(a.extent(0) == b.extent(0), "ordo::comm::add_into",
           "a holds " + std::to_string(a.extent(0)) + " values, b " + std::to_string(b.extent(0)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::add_into(space.cuda_stream(), a.data(), b.data(), static_cast<std::int64_t>(a.extent(0)));
+    return;
+  }
+#endif
   float* const left = a.data();
   const float* const right = b.data();
   ordo::detail::for_blocks(
@@ -36,6 +45,12 @@ void add_into(const Space& space, vector_view<float, Space> a, vector_view<const
 /// a_i = a_i * factor: an average multiplies by the reciprocal, rounded beforehand.
 template <execution_space Space>
 void scale(const Space& space, vector_view<float, Space> a, float factor) {
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::scale(space.cuda_stream(), a.data(), factor, static_cast<std::int64_t>(a.extent(0)));
+    return;
+  }
+#endif
   float* const values = a.data();
   ordo::detail::for_blocks(
       space, "ordo::comm::scale", static_cast<std::int64_t>(a.extent(0)), 1 << 14,

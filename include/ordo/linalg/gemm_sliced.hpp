@@ -14,6 +14,9 @@
 #include <ordo/cpu/sliced_avx512.hpp>
 #include <ordo/linalg/contraction.hpp>
 #include <ordo/linalg/sliced.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/gemm_sliced.hpp>
+#endif
 
 namespace ordo {
 
@@ -25,36 +28,6 @@ struct Sliced {
 };
 
 namespace detail {
-
-/// Largest magnitude, per k, of what meets in the int32 sum of weight 128^w: the products of digits
-/// i and j with i + j = w. The top digit of each side is at most 127, the others at most 64.
-template <int A, int B>
-constexpr std::int64_t sliced_weight_bound(int w) {
-  std::int64_t bound = 0;
-  for (int i = 0; i < A; ++i) {
-    const int j = w - i;
-    if (j >= 0 && j < B)
-      bound += (i + 1 < A ? 64 : 127) * (j + 1 < B ? 64 : 127);
-  }
-  return bound;
-}
-
-template <int A, int B>
-constexpr std::int64_t sliced_max_k() {
-  std::int64_t bound = 1;
-  for (int w = 0; w < A + B - 1; ++w)
-    bound = std::max(bound, sliced_weight_bound<A, B>(w));
-  return 0x7fffffff / bound;
-}
-
-/// One rounding, then the exact scaling; `flush` rule of a product.
-ORDO_FORCE_FUNCTION float sliced_value(std::int64_t v, std::int32_t a_shift, std::int32_t b_shift) {
-  if (a_shift == sliced_non_finite || b_shift == sliced_non_finite)
-    return arith::from_bits(arith::canonical_nan);
-  // |v| < 2^60, so that everything from 2^-252 down is zero as well.
-  const std::int32_t e = -(a_shift + b_shift);
-  return arith::scale_pow2(arith::from_int(v), e < -252 ? -252 : e);
-}
 
 /// Plain loops on any execution space: a work item is a piece of one row.
 template <int A, int B, execution_space Space, class Epilogue>
@@ -154,13 +127,21 @@ inline constexpr std::int64_t gemm_sliced_max_k = detail::sliced_max_k<A, B>();
 /// Bits: depend on the slices and shifts only.
 /// Error: against the product of the entries before slicing, at most
 /// sum over k of (|a_k| e_b + |b_k| e_a + e_a e_b) + 2^-24 |C|, e = 2^-(s + 1) of each row.
-/// Sync: returns after the last call of `epilogue`, which must not throw.
+/// Sync: returns after the last call of `epilogue`, which must not throw; on a device the calls are
+/// in the order of `space`'s stream.
 /// Throws: if the K of A and B differ or K exceeds `gemm_sliced_max_k`.
 template <int A, int B, execution_space Space, detail::piece_epilogue Epilogue>
 void gemm_sliced(const Space& space, Sliced<A, B>, const sliced_matrix<A, Space>& a,
                  const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
   detail::require_contraction("ordo::gemm_sliced", a.rows(), a.columns(), b.rows(), b.columns(),
                               gemm_sliced_max_k<A, B>);
+#if defined(ORDO_CUDA)
+  if constexpr (detail::on_cuda<Space>) {
+    cuda::gemm_sliced(space.cuda_stream(), detail::device_slices(a), detail::device_slices(b),
+                      a.rows(), b.rows(), a.columns(), epilogue);
+    return;
+  }
+#endif
   if (!detail::gemm_sliced_host(space, a, b, epilogue))
     detail::gemm_sliced_plain(space, a, b, epilogue);
 }

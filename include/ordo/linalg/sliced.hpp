@@ -17,20 +17,12 @@
 #include <ordo/core/execution.hpp>
 #include <ordo/cpu/isa.hpp>
 #include <ordo/cpu/sliced_avx512.hpp>
+#include <ordo/linalg/digits.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/slice.hpp>
+#endif
 
 namespace ordo {
-
-/// The shift of a row that holds a NaN or an infinity: whatever uses the row is NaN.
-inline constexpr std::int32_t sliced_non_finite = std::numeric_limits<std::int32_t>::max();
-
-/// Largest magnitude of an aligned entry: the top digit at most 127, the others at most 63.
-template <int Slices>
-inline constexpr std::int32_t sliced_limit = sliced_limit<Slices - 1> * 128 + 63;
-template <>
-inline constexpr std::int32_t sliced_limit<1> = 127;
-
-/// The shifts that rows may have.
-inline constexpr std::int32_t sliced_min_shift = -100, sliced_max_shift = 150;
 
 /// Rows of fixed-point integers v = sum over i of slice[i] * 128^i, where v / 2^shift[row] stands
 /// for the entry. Owns its memory.
@@ -62,40 +54,6 @@ struct sliced_matrix {
 };
 
 namespace detail {
-
-/// The largest shift s within bounds such that amax * 2^s <= limit; 0 for amax = 0.
-template <int Slices>
-ORDO_FUNCTION std::int32_t alignment(float amax) {
-  if (!arith::is_finite(amax))
-    return sliced_non_finite;
-  if (amax == 0.0f)
-    return 0;
-  const float limit = static_cast<float>(sliced_limit<Slices>);
-  const std::uint32_t significand = 0x7fffffu;
-  std::int32_t s = arith::exponent(limit) - arith::exponent(amax);
-  if ((arith::bits(amax) & significand) > (arith::bits(limit) & significand))
-    --s;
-  return s < sliced_min_shift ? sliced_min_shift : s > sliced_max_shift ? sliced_max_shift : s;
-}
-
-/// The larger magnitude; a NaN or infinity stays the largest of all.
-ORDO_FORCE_FUNCTION std::uint32_t larger_magnitude(std::uint32_t so_far, float x) {
-  const std::uint32_t u = arith::bits(x) & 0x7fffffffu;
-  return u > so_far ? u : so_far;
-}
-
-/// Balanced digits, base 128, of the entry x aligned by `shift`; zeros in a non-finite row.
-template <int Slices>
-ORDO_FORCE_FUNCTION void digits(float x, std::int32_t shift, std::int8_t (&digit)[Slices]) {
-  std::int32_t v = shift == sliced_non_finite
-                       ? 0
-                       : arith::to_int(arith::scale_pow2(x, shift), sliced_limit<Slices>);
-  for (int i = 0; i < Slices; ++i) {
-    const std::int32_t low = i + 1 < Slices ? ((v + 64) & 127) - 64 : v;
-    digit[i] = static_cast<std::int8_t>(low);
-    v = (v - low) / 128;
-  }
-}
 
 template <int Slices, execution_space Space, class T>
 void slice_rows_plain(const Space& space, matrix_view<const T, Space> x,
@@ -198,8 +156,18 @@ void slice_columns_avx512(const T* top, std::int64_t stride, std::int64_t rows, 
 }
 #endif
 
-template <class Space>
-inline constexpr bool on_host = std::is_same_v<typename Space::memory_space, Kokkos::HostSpace>;
+#if defined(ORDO_CUDA)
+/// A matrix as the kernels of ordo/cuda take it.
+template <int Slices, class Space>
+cuda::slices<Slices> device_slices(const sliced_matrix<Slices, Space>& x) {
+  cuda::slices<Slices> out{};
+  for (int i = 0; i < Slices; ++i)
+    out.slice[i] = x.slice[i].data();
+  out.shift = x.shift.data();
+  out.stride = x.columns();
+  return out;
+}
+#endif
 
 /// float and bf16: what can be sliced and multiplied.
 template <class View>
@@ -221,12 +189,19 @@ concept real_matrix = Kokkos::is_view<View>::value &&
 /// Error: |entry - v / 2^s| <= 2^-(s + 1), less than the row's largest magnitude divided by 16,319
 /// (two slices) or 2,088,895 (three), clamped rows apart.
 /// Cost: two passes over `x`. Memory is allocated only when the shape of `out` changes.
-/// Sync: returns when `out` is complete.
+/// Sync: returns when `out` is complete; on a device it is in the order of `space`'s stream.
 template <int Slices, execution_space Space, detail::real_matrix View>
 void slice_rows(const Space& space, const View& x, sliced_matrix<Slices, Space>& out) {
   using T = std::remove_cv_t<typename View::value_type>;
   const matrix_view<const T, Space> in(x);
   out.resize(static_cast<std::int64_t>(in.extent(0)), static_cast<std::int64_t>(in.extent(1)));
+#if defined(ORDO_CUDA)
+  if constexpr (detail::on_cuda<Space>) {
+    cuda::slice_rows(space.cuda_stream(), in.data(), out.rows(), out.columns(),
+                     static_cast<std::int64_t>(in.stride(0)), detail::device_slices(out));
+    return;
+  }
+#endif
 #if defined(__x86_64__)
   if constexpr (detail::on_host<Space>)
     if (cpu::active_isa() == cpu::isa::avx512)
@@ -250,6 +225,14 @@ void slice_columns(const Space& space, const View& x, std::int64_t r0, std::int6
               shape(in.extent(0), in.extent(1)),
           "the range must lie within the matrix");
   out.resize(static_cast<std::int64_t>(in.extent(1)), r1 - r0);
+#if defined(ORDO_CUDA)
+  if constexpr (detail::on_cuda<Space>) {
+    const auto stride = static_cast<std::int64_t>(in.stride(0));
+    cuda::slice_columns(space.cuda_stream(), in.data() + r0 * stride, r1 - r0, out.rows(), stride,
+                        detail::device_slices(out));
+    return;
+  }
+#endif
 #if defined(__x86_64__)
   if constexpr (detail::on_host<Space>)
     if (cpu::active_isa() == cpu::isa::avx512)

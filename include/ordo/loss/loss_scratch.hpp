@@ -16,13 +16,29 @@
 
 namespace ordo::loss {
 
-namespace detail {
+/// For what a loss_scratch has memory.
+struct loss_extents {
+  std::int64_t max_tokens, vocabulary, width, chunk_rows;
 
-/// The integers of a call. Token losses are kept as whole units and fractions in 2^-32, so that
-/// neither sum can overflow.
-enum loss_total : int { whole, fraction, counted, damaged, first_bad_row, loss_totals };
+  loss_extents(std::int64_t max_tokens_, std::int64_t vocabulary_, std::int64_t width_,
+               std::int64_t wanted_rows)
+      : max_tokens(max_tokens_), vocabulary(vocabulary_), width(width_),
+        chunk_rows(rows_of_chunk(max_tokens_, wanted_rows)) {}
 
-} // namespace detail
+  /// Throws unless this is enough memory for `tokens` tokens and made for that head.
+  void require_fit(std::int64_t tokens, std::int64_t words, std::int64_t features) const {
+    require(tokens <= max_tokens && words == vocabulary && features == width, "ordo::cross_entropy",
+            "scratch for " + shape(max_tokens, vocabulary, width) +
+                " (tokens, words, features), the call has " + shape(tokens, words, features),
+            "construct loss_scratch for the largest micro-batch and this head");
+  }
+
+private:
+  static std::int64_t rows_of_chunk(std::int64_t max_tokens_, std::int64_t wanted) {
+    const std::int64_t blocks = (std::max<std::int64_t>(wanted, 1) + block_rows - 1) / block_rows;
+    return std::min(std::max<std::int64_t>(max_tokens_, 1), blocks * block_rows);
+  }
+};
 
 /// Memory for micro-batches of at most `max_tokens` tokens under one head. Not for two calls at a
 /// time. Members other than the constructor are the working memory of cross_entropy.hpp.
@@ -30,7 +46,7 @@ enum loss_total : int { whole, fraction, counted, damaged, first_bad_row, loss_t
 /// Cost: under Sliced<2, 2>, 6 bytes per word and 4 per feature for each row of a chunk, and 512
 /// per word and feature.
 template <class Policy, execution_space Space>
-struct loss_scratch {
+struct loss_scratch : loss_extents {
   template <class T>
   using memory = Kokkos::View<T*, Kokkos::LayoutRight, typename Space::memory_space>;
   template <class T>
@@ -38,7 +54,6 @@ struct loss_scratch {
   template <class T>
   using right = typename detail::contraction<Policy, Space>::template right<T>;
 
-  std::int64_t max_tokens, vocabulary, width, chunk_rows;
   left<bf16> hidden_by_row;
   left<float> probability_by_row, probability_by_word;
   right<bf16> hidden_by_feature;
@@ -51,9 +66,8 @@ struct loss_scratch {
   /// changes no bit.
   loss_scratch(std::int64_t max_tokens_, std::int64_t vocabulary_, std::int64_t width_,
                std::int64_t wanted_rows = block_rows)
-      : max_tokens(max_tokens_), vocabulary(vocabulary_), width(width_),
-        chunk_rows(rows_of_chunk(max_tokens_, wanted_rows)), hidden_by_row(chunk_rows, width),
-        probability_by_row(chunk_rows, vocabulary),
+      : loss_extents(max_tokens_, vocabulary_, width_, wanted_rows),
+        hidden_by_row(chunk_rows, width), probability_by_row(chunk_rows, vocabulary),
         probability_by_word(vocabulary, std::min(chunk_rows, block_rows)),
         hidden_by_feature(width, std::min(chunk_rows, block_rows)),
         hidden_memory(detail::uninitialized("ordo::cross_entropy::hidden"), size(width)),
@@ -63,14 +77,6 @@ struct loss_scratch {
               static_cast<std::size_t>(max_tokens)),
         totals("ordo::cross_entropy::totals", detail::loss_totals),
         host_totals(Kokkos::create_mirror_view(totals)) {}
-
-  /// Throws unless this is enough memory for `tokens` tokens and made for that head.
-  void require_fit(std::int64_t tokens, std::int64_t words, std::int64_t features) const {
-    require(tokens <= max_tokens && words == vocabulary && features == width, "ordo::cross_entropy",
-            "scratch for " + shape(max_tokens, vocabulary, width) +
-                " (tokens, words, features), the call has " + shape(tokens, words, features),
-            "construct loss_scratch for the largest micro-batch and this head");
-  }
 
   matrix_view<bf16, Space> hidden(std::int64_t rows) const {
     return detail::over<Space>(hidden_memory.data(), rows, width);
@@ -86,16 +92,12 @@ struct loss_scratch {
     host_totals(detail::first_bad_row) = std::numeric_limits<std::int64_t>::max();
     Kokkos::deep_copy(totals, host_totals);
   }
-  std::int64_t total(detail::loss_total which) {
+  const std::int64_t* read_totals() {
     Kokkos::deep_copy(host_totals, totals);
-    return host_totals(which);
+    return host_totals.data();
   }
 
 private:
-  static std::int64_t rows_of_chunk(std::int64_t max_tokens_, std::int64_t wanted) {
-    const std::int64_t blocks = (std::max<std::int64_t>(wanted, 1) + block_rows - 1) / block_rows;
-    return std::min(std::max<std::int64_t>(max_tokens_, 1), blocks * block_rows);
-  }
   std::size_t size(std::int64_t columns) const {
     return static_cast<std::size_t>(chunk_rows * columns);
   }

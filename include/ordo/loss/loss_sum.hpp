@@ -6,8 +6,12 @@
 /// in any grouping; and the options of the loss.
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
 
 #include <ordo/arith/value.hpp>
+#include <ordo/core/error.hpp>
 
 namespace ordo::loss {
 
@@ -61,6 +65,19 @@ struct loss_sum {
   }
 };
 
+/// A loss whose computation may still be under way on a device.
+class pending_loss {
+public:
+  pending_loss() = default;
+  explicit pending_loss(std::function<loss_sum()> wait) : wait_(std::move(wait)) {}
+  /// The loss. Sync: waits for it. Throws: what the call that made it announces. Once; before the
+  /// scratch of that call is used again.
+  loss_sum get() const { return wait_(); }
+
+private:
+  std::function<loss_sum()> wait_;
+};
+
 /// Whether a token's loss can be added: false for NaN, infinity and from `token_limit` on.
 ORDO_FORCE_FUNCTION bool token_is_finite(float token_loss) {
   return token_loss < loss_sum::token_limit;
@@ -71,4 +88,30 @@ ORDO_FORCE_FUNCTION std::int64_t token_units(float token_loss) {
   return arith::to_int64(arith::mul(token_loss, 0x1p32f));
 }
 
+namespace detail {
+
+/// What is thrown for a label that is neither a word nor `ignore_label`.
+inline error bad_label(std::int64_t row, std::uint32_t label, std::int64_t vocabulary) {
+  return error("ordo::cross_entropy",
+               "row " + std::to_string(row) + " has label " + std::to_string(label) +
+                   ", the vocabulary " + std::to_string(vocabulary) + " words",
+               "give tokens that take no part the label " + std::to_string(ignore_label));
+}
+
+/// The integers of a call. Token losses are kept as whole units and fractions in 2^-32, so that
+/// neither sum can overflow.
+enum loss_total : int { whole, fraction, counted, damaged, first_bad_row, loss_totals };
+
+/// What a call adds up, from the integers it left behind.
+inline loss_sum sum_of(const std::int64_t* totals) {
+  const std::int64_t whole_sum = totals[whole] + (totals[fraction] >> 32);
+  constexpr std::int64_t limit = loss_sum::sum_limit >> 32;
+  if (totals[damaged] != 0 || whole_sum >= limit) {
+    return {0, totals[counted], false};
+  }
+  return {whole_sum * (std::int64_t{1} << 32) + (totals[fraction] & 0xffffffff), totals[counted],
+          true};
+}
+
+} // namespace detail
 } // namespace ordo::loss

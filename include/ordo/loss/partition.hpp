@@ -64,8 +64,34 @@ struct partition {
   float log_sum_exp, inverse, token_loss;
 };
 
-/// loss = (lse - logit at the label) + z * (lse * lse), each step rounded. All NaN if a logit of
-/// the row is not finite. With `Keep`, the exponentials replace the logits.
+/// From a row's largest logit and its sum of exponentials:
+/// loss = (lse - logit at the label) + z * (lse * lse), each step rounded.
+ORDO_FORCE_FUNCTION partition partition_of(float largest, float sum, float at_label, float z) {
+  const float lse = arith::add(largest, arith::log(sum));
+  const float penalty = arith::mul(z, arith::mul(lse, lse));
+  const float loss = arith::add(arith::sub(lse, at_label), penalty);
+  return {lse, arith::div(1.0f, sum), arith::canonical(loss)};
+}
+
+/// What the gradients of a token are made of: `factor` weighs the probabilities of the words other
+/// than the label, `pull` = factor * probability - token_scale stands for the label's own.
+struct token_weights {
+  float factor = 0.0f, pull = 0.0f;
+};
+
+/// scale * (1 + 2z * lse).
+ORDO_FORCE_FUNCTION float factor_of(float log_sum_exp, float scale, float z) {
+  const float slope = arith::mul(arith::mul(2.0f, z), log_sum_exp);
+  return arith::mul(scale, arith::add(1.0f, slope));
+}
+
+/// For the label's probability p.
+ORDO_FORCE_FUNCTION float pull_of(float factor, float p, float scale) {
+  return arith::sub(arith::mul(factor, p), scale);
+}
+
+/// The partition of a row; all NaN if a logit of it is not finite. With `Keep`, the exponentials
+/// replace the logits.
 template <bool Keep>
 ORDO_FORCE_FUNCTION partition partition_row(float* row, std::int64_t n, std::int64_t label,
                                             float z) {
@@ -79,11 +105,7 @@ ORDO_FORCE_FUNCTION partition partition_row(float* row, std::int64_t n, std::int
     return {largest, largest, largest};
   }
   const float at_label = row[label];
-  const float sum = exponentials<Keep>(row, largest, n, row);
-  const float lse = arith::add(largest, arith::log(sum));
-  const float penalty = arith::mul(z, arith::mul(lse, lse));
-  const float loss = arith::add(arith::sub(lse, at_label), penalty);
-  return {lse, arith::div(1.0f, sum), arith::canonical(loss)};
+  return partition_of(largest, exponentials<Keep>(row, largest, n, row), at_label, z);
 }
 
 } // namespace ordo::loss::detail

@@ -96,32 +96,37 @@ void workspace<Space>::forward(const Space& space, const prepared_weights<Space>
                                std::span<const std::uint32_t> ids) {
   constexpr nn::row_order rows;
   const float eps = numerics_.norm_epsilon;
-  positions_.assign(ids);
   upload(space, ids, ids_);
+  positions_.assign(space, ids, vector_view<const std::uint32_t, Space>(ids_));
   nn::embedding(space, vector_view<const std::uint32_t, Space>(ids_), weights.embedding(),
                 matrix_view<bf16, Space>(embedded_));
   nn::rms_norm(space, rows, embedded_, weights.embedding_gain(), eps, layers_.front().entry,
                embedding_inverse_rms_);
+  nn::rms_norm(space, rows, layers_.front().entry, weights.blocks().front().attention_gain, eps,
+               normal_, layers_.front().entry_inverse_rms);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     layer_state& s = layers_[i];
     const auto& block = weights.blocks()[i];
-    nn::rms_norm(space, rows, s.entry, block.attention_gain, eps, normal_, s.entry_inverse_rms);
     block.qkv.forward(space, normal_, s.qkv_input, s.qkv, linear_scratch_);
     nn::attention_forward(space, attention_blocks{},
                           attention_shape_of(static_cast<std::int64_t>(i)), rope_, eps, s.qkv,
                           s.attended, s.attention, attention_scratch_);
     block.out.forward(space, s.attended, s.out_input, branch_, linear_scratch_);
-    nn::residual_add<Space>(space, s.entry, branch_, s.middle);
-    nn::rms_norm(space, rows, s.middle, block.feed_forward_gain, eps, normal_,
-                 s.middle_inverse_rms);
+    nn::residual_rms_norm<Space>(space, rows, s.entry, branch_, block.feed_forward_gain, eps,
+                                 s.middle, normal_, s.middle_inverse_rms);
     block.gate_up.forward(space, normal_, s.gate_up_input, s.gate_up, linear_scratch_);
     nn::swiglu<Space>(space, s.gate_up, activated_);
     block.down.forward(space, activated_, s.down_input, branch_, linear_scratch_);
-    nn::residual_add<Space>(space, s.middle, branch_,
-                            i + 1 < layers_.size() ? layers_[i + 1].entry : final_entry_);
+    if (i + 1 < layers_.size()) {
+      layer_state& next = layers_[i + 1];
+      nn::residual_rms_norm<Space>(space, rows, s.middle, branch_,
+                                   weights.blocks()[i + 1].attention_gain, eps, next.entry, normal_,
+                                   next.entry_inverse_rms);
+    } else {
+      nn::residual_rms_norm<Space>(space, rows, s.middle, branch_, weights.final_gain(), eps,
+                                   final_entry_, normalised_, final_inverse_rms_);
+    }
   }
-  nn::rms_norm(space, rows, final_entry_, weights.final_gain(), eps, normalised_,
-               final_inverse_rms_);
 }
 
 template <execution_space Space>
@@ -168,14 +173,14 @@ loss::loss_sum workspace<Space>::forward_backward(
                                      static_cast<std::size_t>(t.columns));
   };
   const std::int64_t last = weights.index_of_final_gain();
-  loss::loss_sum sum;
+  loss::pending_loss sum;
   loss::options options;
   options.token_scale = token_scale;
   options.z_coefficient = numerics_.z_loss;
   weights.with_head([&](const auto& head) {
-    sum = loss::cross_entropy_forward_backward(space, detail::policy_of(head), normalised_, head,
-                                               labels_, d_normal_, gradient_matrix(last + 1),
-                                               scratch_of(head), options);
+    sum = loss::start_cross_entropy_forward_backward(
+        space, detail::policy_of(head), normalised_, head, labels_, d_normal_,
+        gradient_matrix(last + 1), scratch_of(head), options);
   });
   nn::rms_norm_backward(space, nn::row_order{}, d_normal_, final_entry_, weights.final_gain(),
                         final_inverse_rms_, {}, d_stream_, gradient_vector(last), gain_partial_);
@@ -185,7 +190,7 @@ loss::loss_sum workspace<Space>::forward_backward(
   nn::rms_norm_backward(space, nn::row_order{}, d_stream_, embedded_, weights.embedding_gain(),
                         embedding_inverse_rms_, {}, d_branch_, gradient_vector(1), gain_partial_);
   nn::embedding_backward(space, order::Sequential{}, d_branch_, positions_, gradient_matrix(0));
-  return sum;
+  return sum.get();
 }
 
 template <execution_space Space>

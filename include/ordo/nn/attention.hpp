@@ -12,6 +12,11 @@
 #include <ordo/nn/attention_backward.hpp>
 #include <ordo/nn/rope.hpp>
 
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/attention_backward.hpp>
+#include <ordo/cuda/attention_forward.hpp>
+#endif
+
 namespace ordo::nn {
 
 namespace detail {
@@ -100,11 +105,20 @@ void attention_forward(const Space& space, AttentionBlocks<QueryBlock, KeyBlock>
           where,
           "out is " + shape(out.extent(0), out.extent(1)) + ", the shape asks for " +
               shape(s.tokens(), s.out_width()));
-  detail::run_stage(space, "ordo::nn::attention_forward::keys", s.batch * s.kv_heads * a.key_blocks,
-                    detail::forward_keys<blocks>{a});
-  detail::run_stage(space, "ordo::nn::attention_forward::queries",
-                    s.batch * s.heads * a.query_blocks,
-                    detail::forward_queries<blocks>{a, out.data(), saved.log_sum_exp.data()});
+  if constexpr (ordo::detail::on_cuda<Space>) {
+#if defined(ORDO_CUDA)
+    cuda::attention_forward(
+        space.cuda_stream(),
+        cuda::make_attention_inputs(s, rope.cosine.data(), rope.sine.data(), eps, qkv.data()),
+        out.data(), saved.log_sum_exp.data(), scratch.memory());
+#endif
+  } else {
+    detail::run_stage(space, "ordo::nn::attention_forward::keys",
+                      s.batch * s.kv_heads * a.key_blocks, detail::forward_keys<blocks>{a});
+    detail::run_stage(space, "ordo::nn::attention_forward::queries",
+                      s.batch * s.heads * a.query_blocks,
+                      detail::forward_queries<blocks>{a, out.data(), saved.log_sum_exp.data()});
+  }
 }
 
 /// d_qkv from d_out, through softmax, rotation and normalisation.
@@ -138,21 +152,31 @@ void attention_backward(const Space& space, AttentionBlocks<QueryBlock, KeyBlock
               shape(d_out.extent(0), d_out.extent(1)) + ", d_qkv " +
               shape(d_qkv.extent(0), d_qkv.extent(1)),
           "they must be like out and qkv of the forward pass");
-  const detail::attention_gradient g{out.data(), d_out.data(), saved.log_sum_exp.data(),
-                                     d_qkv.data()};
-  const std::int64_t key_items = s.batch * s.kv_heads * a.key_blocks;
-  const std::int64_t query_items = s.batch * s.heads * a.query_blocks;
-  detail::run_stage(space, "ordo::nn::attention_backward::keys", key_items,
-                    detail::backward_keys<blocks>{a});
-  detail::run_stage(space, "ordo::nn::attention_backward::magnitudes", query_items,
-                    detail::backward_magnitudes<blocks>{a, g});
-  // Whole groups where that keeps every thread busy.
-  const std::int64_t groups = s.batch * s.kv_heads;
-  const std::int64_t together = groups >= 4 * std::int64_t{space.concurrency()} ? s.group() : 1;
-  detail::run_stage(space, "ordo::nn::attention_backward::heads", s.batch * s.heads / together,
-                    detail::backward_heads<blocks>{a, g, together});
-  detail::run_stage(space, "ordo::nn::attention_backward::finish_keys", key_items,
-                    detail::backward_finish_keys<blocks>{a, g, together});
+  if constexpr (ordo::detail::on_cuda<Space>) {
+#if defined(ORDO_CUDA)
+    cuda::attention_backward(
+        space.cuda_stream(),
+        cuda::make_attention_inputs(s, rope.cosine.data(), rope.sine.data(), eps, qkv.data()),
+        cuda::attention_gradient{out.data(), d_out.data(), saved.log_sum_exp.data(), d_qkv.data()},
+        scratch.memory());
+#endif
+  } else {
+    const detail::attention_gradient g{out.data(), d_out.data(), saved.log_sum_exp.data(),
+                                       d_qkv.data()};
+    const std::int64_t key_items = s.batch * s.kv_heads * a.key_blocks;
+    const std::int64_t query_items = s.batch * s.heads * a.query_blocks;
+    detail::run_stage(space, "ordo::nn::attention_backward::keys", key_items,
+                      detail::backward_keys<blocks>{a});
+    detail::run_stage(space, "ordo::nn::attention_backward::magnitudes", query_items,
+                      detail::backward_magnitudes<blocks>{a, g});
+    // Whole groups where that keeps every thread busy.
+    const std::int64_t groups = s.batch * s.kv_heads;
+    const std::int64_t together = groups >= 4 * std::int64_t{space.concurrency()} ? s.group() : 1;
+    detail::run_stage(space, "ordo::nn::attention_backward::heads", s.batch * s.heads / together,
+                      detail::backward_heads<blocks>{a, g, together});
+    detail::run_stage(space, "ordo::nn::attention_backward::finish_keys", key_items,
+                      detail::backward_finish_keys<blocks>{a, g, together});
+  }
 }
 
 } // namespace ordo::nn

@@ -7,14 +7,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include <ordo/nn/attention_alignment.hpp>
 #include <ordo/nn/attention_finish.hpp>
 #include <ordo/nn/attention_integers.hpp>
 
 namespace ordo::nn::detail {
-
-ORDO_FORCE_FUNCTION std::int32_t within(std::int32_t s, std::int32_t low, std::int32_t high) {
-  return s < low ? low : s > high ? high : s;
-}
 
 /// Heads from their inputs to dq, and their part of dk and dv: one after the other, while a head's
 /// integers are in a core's cache. Item: (sequence, `together` heads of one group). How many is
@@ -117,21 +114,17 @@ private:
   ORDO_FORCE_FUNCTION void align_tile(const attention_units& units, std::int32_t o_shift,
                                       tile& t) const {
     for (int i = 0; i < queries; ++i) {
-      const std::int32_t s = within(
-          aligned_shift(static_cast<std::uint32_t>(t.row_shift[i]), attention_limit, units.query),
-          -126, 126);
+      const std::int32_t s = tile_shift(static_cast<std::uint32_t>(t.row_shift[i]), units.query);
       align_row<keys>(t.ds + i * keys, arith::pow2(s), t.ds_rows + i * keys);
-      t.row_shift[i] = within(units.query - s, 0, 62);
+      t.row_shift[i] = rest_of_unit(units.query, s);
     }
     for (int j = 0; j < keys; ++j) {
-      const std::int32_t s =
-          within(aligned_shift(t.largest_ds[j], attention_limit, units.key), -126, 126);
-      const std::int32_t r =
-          within(aligned_shift(t.largest_p[j], attention_limit, units.value - o_shift), -126, 126);
+      const std::int32_t s = tile_shift(t.largest_ds[j], units.key);
+      const std::int32_t r = tile_shift(t.largest_p[j], units.value - o_shift);
       t.ds_scale[j] = arith::pow2(s);
       t.p_scale[j] = arith::pow2(r);
-      t.ds_shift[j] = within(units.key - s, 0, 62);
-      t.p_shift[j] = within(units.value - o_shift - r, 0, 62);
+      t.ds_shift[j] = rest_of_unit(units.key, s);
+      t.p_shift[j] = rest_of_unit(units.value - o_shift, r);
     }
     for (int i = 0; i < queries; i += 2) {
       align_pairs<keys>(t.ds + i * keys, t.ds + (i + 1) * keys, t.ds_scale, t.ds_pairs + i * keys);

@@ -10,6 +10,11 @@
 #include <ordo/core/execution.hpp>
 #include <ordo/nn/attention_shape.hpp>
 
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/attention_forward.hpp>
+#include <ordo/cuda/attention_gradient.hpp>
+#endif
+
 namespace ordo::nn {
 
 /// What one layer's backward pass needs besides qkv and out: the log-sum-exp of each query row,
@@ -57,13 +62,50 @@ struct attention_buffers {
 /// Scratch of attention for one shape, shared by all layers (their windows may differ).
 ///
 /// Cost: about (36 heads + 10 kv_heads) * hd bytes a token; the forward pass alone touches
-/// 3 kv_heads * hd of them.
+/// 3 kv_heads * hd of them. On CUDA the kernels lay the memory out themselves
+/// (cuda/attention_integers.hpp, cuda/attention_gradient.hpp); forward and backward share it.
 template <class Space, class Blocks>
 class attention_scratch {
 public:
   attention_scratch() = default;
   explicit attention_scratch(const attention_shape& s) : shape_(s) {
     require_shape(s, "ordo::nn::attention_scratch");
+    if constexpr (ordo::detail::on_cuda<Space>) {
+      static_assert(Blocks::query == 64 && Blocks::key == 64,
+                    "ordo::nn::attention_scratch: CUDA has kernels for blocks of 64 queries and 64 "
+                    "keys; use AttentionBlocks<64, 64>");
+#if defined(ORDO_CUDA)
+      const std::size_t forward = cuda::attention_forward_scratch_bytes(s);
+      const std::size_t backward = cuda::attention_backward_scratch_bytes(s);
+      allocate(forward > backward ? forward : backward);
+#endif
+    } else {
+      place_buffers();
+    }
+  }
+
+  /// Whether this scratch was made for `s`, whatever the window.
+  bool fits(attention_shape s) const {
+    s.window = shape_.window;
+    return s == shape_;
+  }
+  /// Null pointers on CUDA.
+  const detail::attention_buffers& buffers() const {
+    return b_;
+  }
+  std::byte* memory() const {
+    return memory_.data();
+  }
+
+private:
+  using bytes = Kokkos::View<std::byte*, Kokkos::LayoutRight, typename Space::memory_space>;
+
+  void allocate(std::size_t count) {
+    memory_ = bytes(Kokkos::view_alloc(Kokkos::WithoutInitializing, "ordo::nn::attention_scratch"),
+                    count);
+  }
+  void place_buffers() {
+    const attention_shape& s = shape_;
     const std::size_t dim = static_cast<std::size_t>(s.head_dim);
     const auto blocks = [](std::int64_t n, int b) {
       return static_cast<std::size_t>((n + b - 1) / b);
@@ -105,24 +147,13 @@ public:
       take(b_.d_q, heads * queries * dim);
       take(b_.d_k, heads * keys * dim);
       take(b_.d_v, heads * keys * dim);
-      if (!place) {
-        memory_ = memory(
-            Kokkos::view_alloc(Kokkos::WithoutInitializing, "ordo::nn::attention_scratch"), used);
-      }
+      if (!place)
+        allocate(used);
     }
   }
 
-  /// Whether this scratch was made for `s`, whatever the window.
-  bool fits(attention_shape s) const {
-    s.window = shape_.window;
-    return s == shape_;
-  }
-  const detail::attention_buffers& buffers() const { return b_; }
-
-private:
-  using memory = Kokkos::View<std::byte*, Kokkos::LayoutRight, typename Space::memory_space>;
   attention_shape shape_;
-  memory memory_;
+  bytes memory_;
   detail::attention_buffers b_{};
 };
 

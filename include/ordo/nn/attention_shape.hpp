@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include <ordo/arith/alignment.hpp>
 #include <ordo/arith/value.hpp>
 #include <ordo/core/error.hpp>
 
@@ -96,10 +97,7 @@ inline attention_scales make_attention_scales(const attention_shape& s) {
 /// gives cap.
 ORDO_FORCE_FUNCTION std::int32_t aligned_shift(std::uint32_t magnitude, std::int32_t limit,
                                                std::int32_t cap) {
-  const std::uint32_t bound = arith::bits(arith::from_int(limit)), significand = 0x7fffffu;
-  const std::int32_t s = static_cast<std::int32_t>(bound >> 23) -
-                         static_cast<std::int32_t>(magnitude >> 23) -
-                         ((magnitude & significand) > (bound & significand) ? 1 : 0);
+  const std::int32_t s = arith::alignment_shift(magnitude, limit);
   return magnitude != 0 && s < cap ? s : cap;
 }
 

@@ -11,6 +11,7 @@
 
 #include <ordo/linalg/gemm_f32.hpp>
 #include <ordo/linalg/gemm_int8.hpp>
+#include <ordo/linalg/scaled_store.hpp>
 #include <ordo/order/policies.hpp>
 #include <ordo/quant/int8.hpp>
 #include <ordo/quant/rotated.hpp>
@@ -58,25 +59,13 @@ struct int8_activations {
 template <execution_space Space>
 void linear_forward(const Space& space, order::Exact exact, int8_activations<Space> x,
                     const int8_weights<Space>& w, matrix_view<bf16, Space> y) {
-  const float* const step_x = x.step.data();
-  const float* const step_w = w.step.data();
-  bf16* const out = y.data();
-  const std::int64_t n = static_cast<std::int64_t>(y.extent(1));
   require(y.extent(0) == x.codes.extent(0) && y.extent(1) == w.codes.extent(0),
           "ordo::nn::linear_forward",
           "y is " + shape(y.extent(0), y.extent(1)) + " but the product is " +
               shape(x.codes.extent(0), w.codes.extent(0)));
-  gemm_int8(
-      space, exact, x.codes, matrix_view<const std::int8_t, Space>(w.codes),
-      KOKKOS_LAMBDA(std::int64_t m, std::int64_t n0, int count,
-                    const std::int32_t* ORDO_RESTRICT c) {
-        bf16* ORDO_RESTRICT target = out + m * n + n0;
-        const float common = step_x[0];
-        for (int j = 0; j < count; ++j) {
-          target[j] =
-              arith::to_bf16(arith::mul(arith::from_int(c[j]), arith::mul(common, step_w[n0 + j])));
-        }
-      });
+  gemm_int8(space, exact, x.codes, matrix_view<const std::int8_t, Space>(w.codes),
+            scaled_store<bf16, row_factor::common>{y.data(), ordo::detail::extent(y, 1),
+                                                   x.step.data(), w.step.data()});
 }
 
 /// Scratch of the backward passes, large enough for every layer that shares it.
@@ -118,22 +107,10 @@ void linear_input_gradient(const Space& space, order::Exact exact,
   const matrix_view<std::int8_t, Space> codes(scratch.a.data(), m, padded);
   const vector_view<float, Space> scale(scratch.scale_a.data(), m);
   quant::rotate_rows(space, dy, vector_view<const float, Space>(w.step), codes, scale);
-  const float* const scale_w = w.rotated_scale.data();
-  const float* const scale_y = scale.data();
-  bf16* const out = dx.data();
-  const std::int64_t k = static_cast<std::int64_t>(dx.extent(1));
-  gemm_int8(
-      space, exact, matrix_view<const std::int8_t, Space>(codes),
-      matrix_view<const std::int8_t, Space>(w.rotated),
-      KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
-                    const std::int32_t* ORDO_RESTRICT c) {
-        bf16* ORDO_RESTRICT target = out + i * k + k0;
-        const float common = scale_y[i];
-        for (int j = 0; j < count; ++j) {
-          target[j] = arith::to_bf16(
-              arith::mul(arith::from_int(c[j]), arith::mul(common, scale_w[k0 + j])));
-        }
-      });
+  gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(codes),
+            matrix_view<const std::int8_t, Space>(w.rotated),
+            scaled_store<bf16, row_factor::each>{dx.data(), ordo::detail::extent(dx, 1),
+                                                 scale.data(), w.rotated_scale.data()});
 }
 
 /// dW = dy^T x: int8 after a rotation along the tokens, masked (straight-through) where the clamp
@@ -164,26 +141,11 @@ void linear_weight_gradient(const Space& space, order::Exact exact,
       scale_b(scratch.scale_b.data(), k);
   quant::rotate_columns<bf16>(space, dy, {}, a, scale_a);
   quant::rotate_columns<std::int8_t>(space, x.codes, x.step, b, scale_b);
-  const float* const step = w.step.data();
-  const bf16* const weight = weights.data();
-  float* const out = dw.data();
-  const float* const sa = scale_a.data();
-  const float* const sb = scale_b.data();
-  const std::int64_t width = static_cast<std::int64_t>(k);
-  gemm_int8(
-      space, exact, matrix_view<const std::int8_t, Space>(a),
-      matrix_view<const std::int8_t, Space>(b),
-      KOKKOS_LAMBDA(std::int64_t i, std::int64_t k0, int count,
-                    const std::int32_t* ORDO_RESTRICT c) {
-        float* ORDO_RESTRICT target = out + i * width + k0;
-        const bf16* ORDO_RESTRICT row = weight + i * width + k0;
-        const float common = sa[i], inverse = quant::inverse_step(step[i]);
-        for (int j = 0; j < count; ++j) {
-          const float g = arith::mul(arith::from_int(c[j]), arith::mul(common, sb[k0 + j]));
-          const float code = arith::abs(arith::mul(arith::to_f32(row[j]), inverse));
-          target[j] = code >= 127.5f ? 0.0f : g;
-        }
-      });
+  gemm_int8(space, exact, matrix_view<const std::int8_t, Space>(a),
+            matrix_view<const std::int8_t, Space>(b),
+            scaled_store<float, row_factor::each, true>{dw.data(), ordo::detail::extent(dw, 1),
+                                                        scale_a.data(), scale_b.data(),
+                                                        weights.data(), w.step.data()});
 }
 
 } // namespace ordo::nn

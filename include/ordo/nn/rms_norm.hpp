@@ -5,13 +5,28 @@
 /// RMSNorm with gain, forward and backward.
 
 #include <cstdint>
+#include <type_traits>
 
 #include <ordo/arith/bf16.hpp>
-#include <ordo/arith/functions.hpp>
 #include <ordo/core/execution.hpp>
+#include <ordo/nn/rms_norm_entry.hpp>
+#include <ordo/nn/swiglu.hpp>
 #include <ordo/order/sum.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/rms_norm.hpp>
+#include <ordo/cuda/rms_norm_backward.hpp>
+#endif
 
 namespace ordo::nn {
+
+namespace detail {
+
+/// Whether the kernels of ordo/cuda/ sum rows in this order on this space.
+template <class Space, class Order>
+inline constexpr bool rows_on_cuda =
+    ordo::detail::on_cuda<Space>&& std::is_same_v<Order, order::Lanes<32>>;
+
+} // namespace detail
 
 /// y_ij = (x_ij * r_i) * g_j with r_i = rsqrt(mean_j x_ij^2 + eps), rounded once to bf16.
 ///
@@ -29,6 +44,13 @@ void rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> x,
           "ordo::nn::rms_norm",
           "x is " + shape(x.extent(0), d) + ", y " + shape(y.extent(0), y.extent(1)) + ", gain " +
               shape(gain.extent(0)) + ", inverse_rms " + shape(inverse_rms.extent(0)));
+#if defined(ORDO_CUDA)
+  if constexpr (detail::rows_on_cuda<Space, Order>) {
+    cuda::rms_norm(space.cuda_stream(), x.data(), gain.data(), eps, y.data(), inverse_rms.data(),
+                   static_cast<std::int64_t>(x.extent(0)), d);
+    return;
+  }
+#endif
   const bf16* const in = x.data();
   bf16* const out = y.data();
   const float reciprocal = arith::div(1.0f, arith::from_int(d));
@@ -42,20 +64,45 @@ void rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> x,
             const float v = arith::to_f32(row[j]);
             return arith::mul_exact(v, v);
           });
-          const float mean = arith::add(arith::mul(sum, reciprocal), eps);
-          const float r =
-              arith::is_finite(mean) ? arith::rsqrt(mean) : arith::from_bits(arith::canonical_nan);
+          const float r = inverse_rms_of(sum, reciprocal, eps);
           inverse_rms[i] = r;
           for (std::int64_t j = 0; j < d; ++j) {
-            target[j] = arith::to_bf16(
-                arith::mul(arith::mul(arith::to_f32(row[j]), r), arith::to_f32(gain[j])));
+            target[j] =
+                arith::to_bf16(rms_norm_entry(arith::to_f32(row[j]), r, arith::to_f32(gain[j])));
           }
         }
       });
 }
 
-/// Rows of one partial sum of the gain's gradient. Part of the contract.
-inline constexpr std::int64_t gain_block = 256;
+/// total = a + b, the residual stream, and its RMSNorm y: `residual_add` and `rms_norm` after it.
+///
+/// Shape: a, b, total, y [m, d] bf16; gain [d] bf16; inverse_rms [m] binary32. total may be a or b.
+/// Order, Bits: as the two. Cost: on CUDA one pass over all of them.
+template <execution_space Space, class Order>
+void residual_rms_norm(const Space& space, Order order, matrix_view<const bf16, Space> a,
+                       matrix_view<const bf16, Space> b, vector_view<const bf16, Space> gain,
+                       float eps, matrix_view<bf16, Space> total, matrix_view<bf16, Space> y,
+                       vector_view<float, Space> inverse_rms) {
+#if defined(ORDO_CUDA)
+  if constexpr (detail::rows_on_cuda<Space, Order>) {
+    const auto m = static_cast<std::int64_t>(total.extent(0));
+    const auto d = static_cast<std::int64_t>(total.extent(1));
+    require(a.size() == total.size() && b.size() == total.size() &&
+                y.extent(0) == total.extent(0) && y.extent(1) == total.extent(1) &&
+                gain.extent(0) == total.extent(1) && inverse_rms.extent(0) == total.extent(0),
+            "ordo::nn::residual_rms_norm",
+            "total is " + shape(m, d) + ", a " + shape(a.extent(0), a.extent(1)) + ", b " +
+                shape(b.extent(0), b.extent(1)) + ", y " + shape(y.extent(0), y.extent(1)) +
+                ", gain " + shape(gain.extent(0)) + ", inverse_rms " +
+                shape(inverse_rms.extent(0)));
+    cuda::residual_rms_norm(space.cuda_stream(), a.data(), b.data(), gain.data(), eps, total.data(),
+                            y.data(), inverse_rms.data(), m, d);
+    return;
+  }
+#endif
+  residual_add<Space>(space, a, b, total);
+  rms_norm(space, order, matrix_view<const bf16, Space>(total), gain, eps, y, inverse_rms);
+}
 
 /// Backward of `rms_norm`, with the residual stream's gradient added in.
 ///
@@ -90,6 +137,14 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
           "x is " + shape(m, d) + ", dy " + shape(dy.extent(0), dy.extent(1)) + ", dx " +
               shape(dx.extent(0), dx.extent(1)) + ", residual " +
               shape(residual.extent(0), residual.extent(1)));
+#if defined(ORDO_CUDA)
+  if constexpr (detail::rows_on_cuda<Space, Order>) {
+    cuda::rms_norm_backward(space.cuda_stream(), dy.data(), x.data(), gain.data(),
+                            inverse_rms.data(), residual.extent(0) > 0 ? residual.data() : nullptr,
+                            dx.data(), dgain.data(), partial.data(), m, d);
+    return;
+  }
+#endif
   const bf16* const in = x.data();
   const bf16* const grad = dy.data();
   const bf16* const added = residual.extent(0) > 0 ? residual.data() : nullptr;
@@ -109,8 +164,7 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
           const bf16* ORDO_RESTRICT g = grad + i * d;
           const float r = inverse_rms[i];
           for (std::int64_t j = 0; j < d; ++j) {
-            const float normal = arith::mul(arith::to_f32(row[j]), r);
-            line[j] = arith::add(line[j], arith::mul(arith::to_f32(g[j]), normal));
+            line[j] = arith::add(line[j], gain_term(arith::to_f32(g[j]), arith::to_f32(row[j]), r));
           }
         }
       });
@@ -130,14 +184,12 @@ void rms_norm_backward(const Space& space, Order order, matrix_view<const bf16, 
           const bf16* g = grad + i * d;
           const float r = inverse_rms[i];
           const float s = order::sum(order, d, [=](std::int64_t j) {
-            return arith::mul(arith::mul_exact(arith::to_f32(g[j]), arith::to_f32(gain[j])),
-                              arith::to_f32(row[j]));
+            return input_term(arith::to_f32(g[j]), arith::to_f32(gain[j]), arith::to_f32(row[j]));
           });
-          const float cube = arith::mul(arith::mul(r, r), r);
-          const float t = arith::mul(arith::mul(cube, reciprocal), s);
+          const float factor = input_factor(r, reciprocal, s);
           for (std::int64_t j = 0; j < d; ++j) {
-            const float dyg = arith::mul_exact(arith::to_f32(g[j]), arith::to_f32(gain[j]));
-            float v = arith::sub(arith::mul(r, dyg), arith::mul(arith::to_f32(row[j]), t));
+            float v = input_gradient(arith::to_f32(g[j]), arith::to_f32(gain[j]),
+                                     arith::to_f32(row[j]), r, factor);
             if (added != nullptr)
               v = arith::add(arith::to_f32(added[i * d + j]), v);
             out[i * d + j] = arith::to_bf16(v);

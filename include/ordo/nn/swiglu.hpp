@@ -9,6 +9,11 @@
 #include <ordo/arith/bf16.hpp>
 #include <ordo/arith/functions.hpp>
 #include <ordo/core/execution.hpp>
+#include <ordo/nn/swiglu_entry.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/elementwise.hpp>
+#include <ordo/cuda/swiglu.hpp>
+#endif
 
 namespace ordo::nn {
 
@@ -25,6 +30,13 @@ void swiglu(const Space& space, matrix_view<const bf16, Space> gate_up,
           "gate_up is " + shape(gate_up.extent(0), gate_up.extent(1)) + " but y is " +
               shape(y.extent(0), f),
           "gate_up needs twice the columns of y");
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::swiglu(space.cuda_stream(), gate_up.data(), y.data(),
+                 static_cast<std::int64_t>(y.extent(0)), f);
+    return;
+  }
+#endif
   const bf16* const in = gate_up.data();
   bf16* const out = y.data();
   ordo::detail::for_blocks(
@@ -36,7 +48,7 @@ void swiglu(const Space& space, matrix_view<const bf16, Space> gate_up,
           bf16* ORDO_RESTRICT target = out + i * f;
           for (std::int64_t j = 0; j < f; ++j) {
             target[j] = arith::to_bf16(
-                arith::mul(arith::silu(arith::to_f32(gate[j])), arith::to_f32(up[j])));
+                swiglu_entry(arith::silu(arith::to_f32(gate[j])), arith::to_f32(up[j])));
           }
         }
       });
@@ -58,6 +70,13 @@ void swiglu_backward(const Space& space, matrix_view<const bf16, Space> dy,
           "gate_up is " + shape(gate_up.extent(0), gate_up.extent(1)) + ", dy " +
               shape(dy.extent(0), f) + ", d_gate_up " +
               shape(d_gate_up.extent(0), d_gate_up.extent(1)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::swiglu_backward(space.cuda_stream(), dy.data(), gate_up.data(), d_gate_up.data(),
+                          static_cast<std::int64_t>(dy.extent(0)), f);
+    return;
+  }
+#endif
   const bf16* const in = gate_up.data();
   const bf16* const grad = dy.data();
   bf16* const out = d_gate_up.data();
@@ -71,13 +90,10 @@ void swiglu_backward(const Space& space, matrix_view<const bf16, Space> dy,
           bf16* ORDO_RESTRICT d_gate = out + i * 2 * f;
           bf16* ORDO_RESTRICT d_up = d_gate + f;
           for (std::int64_t j = 0; j < f; ++j) {
-            const float g = arith::to_f32(gate[j]), y = arith::to_f32(d[j]);
-            const float s = arith::sigmoid(g);
-            const float gs = arith::mul(g, s);
-            const float slope = arith::add(s, arith::mul(gs, arith::sub(1.0f, s)));
-            d_gate[j] =
-                arith::to_bf16(arith::mul(arith::mul_exact(y, arith::to_f32(up[j])), slope));
-            d_up[j] = arith::to_bf16(arith::mul(y, gs));
+            const float dy_j = arith::to_f32(d[j]);
+            const gate_slopes slopes = gate_slopes_of(arith::to_f32(gate[j]));
+            d_gate[j] = arith::to_bf16(gate_gradient(dy_j, arith::to_f32(up[j]), slopes));
+            d_up[j] = arith::to_bf16(up_gradient(dy_j, slopes));
           }
         }
       });
@@ -90,6 +106,13 @@ void residual_add(const Space& space, matrix_view<const bf16, Space> a,
   require(a.size() == b.size() && a.size() == y.size(), "ordo::nn::residual_add",
           "a is " + shape(a.extent(0), a.extent(1)) + ", b " + shape(b.extent(0), b.extent(1)) +
               ", y " + shape(y.extent(0), y.extent(1)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::residual_add(space.cuda_stream(), a.data(), b.data(), y.data(),
+                       static_cast<std::int64_t>(y.size()));
+    return;
+  }
+#endif
   const bf16* const left = a.data();
   const bf16* const right = b.data();
   bf16* const out = y.data();
@@ -97,7 +120,7 @@ void residual_add(const Space& space, matrix_view<const bf16, Space> a,
       space, "ordo::nn::residual_add", static_cast<std::int64_t>(y.size()), 1 << 14,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
-          out[i] = arith::to_bf16(arith::add(arith::to_f32(left[i]), arith::to_f32(right[i])));
+          out[i] = residual_entry(left[i], right[i]);
         }
       });
 }

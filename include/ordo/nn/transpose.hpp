@@ -7,6 +7,9 @@
 #include <cstdint>
 
 #include <ordo/core/execution.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/elementwise.hpp>
+#endif
 
 namespace ordo::nn {
 
@@ -17,6 +20,12 @@ void transpose(const Space& space, matrix_view<const T, Space> x, matrix_view<T,
   const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
   require(x.extent(0) == y.extent(1) && x.extent(1) == y.extent(0), "ordo::nn::transpose",
           "x is " + shape(rows, columns) + " but y is " + shape(y.extent(0), y.extent(1)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::transpose(space.cuda_stream(), x.data(), y.data(), rows, columns);
+    return;
+  }
+#endif
   constexpr std::int64_t tile = 32;
   const T* const in = x.data();
   T* const out = y.data();

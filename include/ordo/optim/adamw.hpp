@@ -4,19 +4,18 @@
 /// \file
 /// AdamW in binary32 on bf16 parameters, with or without a binary32 master copy.
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include <ordo/arith/bf16.hpp>
 #include <ordo/core/execution.hpp>
+#include <ordo/optim/adamw_entry.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/adamw.hpp>
+#endif
 
 namespace ordo::optim {
-
-/// The scalars of one update, all binary32; made on the host by `adamw_scalars_of`.
-struct adamw_scalars {
-  float learning_rate, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, weight_decay;
-  float inverse_bias1, inverse_bias2; ///< 1 / (1 - beta^t)
-  float clip;                         ///< min(1, max_norm / (norm + 1e-6)), multiplied in always
-};
 
 /// One AdamW update, entry by entry:
 ///   g = grad * clip;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) (g g);
@@ -38,6 +37,13 @@ void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const f
               (!mastered || master.extent(0) == grad.extent(0)),
           "ordo::optim::adamw",
           "gradient of " + shape(n) + " for parameters of " + shape(parameter.extent(0)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::adamw(space.cuda_stream(), scalars, grad.data(), parameter.data(),
+                mastered ? master.data() : nullptr, first.data(), second.data(), n);
+    return;
+  }
+#endif
   const float* const g_in = grad.data();
   bf16* const p_out = parameter.data();
   float* const p_master = mastered ? master.data() : nullptr;
@@ -51,17 +57,11 @@ void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const f
         float* ORDO_RESTRICT ms = m_io;
         float* ORDO_RESTRICT vs = v_io;
         const auto update = [&](std::int64_t i, float p) {
-          const float g = arith::mul(gs[i], s.clip);
-          const float m = arith::add(arith::mul(s.beta1, ms[i]), arith::mul(s.one_minus_beta1, g));
-          const float v = arith::add(arith::mul(s.beta2, vs[i]),
-                                     arith::mul(s.one_minus_beta2, arith::mul(g, g)));
-          ms[i] = m;
-          vs[i] = v;
-          const float denominator =
-              arith::add(arith::sqrt(arith::mul(v, s.inverse_bias2)), s.epsilon);
-          const float direction = arith::div(arith::mul(m, s.inverse_bias1), denominator);
-          return arith::sub(
-              p, arith::mul(s.learning_rate, arith::add(direction, arith::mul(s.weight_decay, p))));
+          moments at{ms[i], vs[i]};
+          const float next = adamw_entry(s, s.weight_decay, gs[i], p, at);
+          ms[i] = at.first;
+          vs[i] = at.second;
+          return next;
         };
         if (p_master != nullptr) {
           float* ORDO_RESTRICT masters = p_master;
@@ -75,6 +75,55 @@ void adamw(const Space& space, const adamw_scalars& scalars, vector_view<const f
           }
         }
       });
+}
+
+/// The same for a flat vector of many tensors, of which the entries in the ranges `undecayed`
+/// (ascending, apart) have no weight decay. On CUDA one launch.
+template <execution_space Space>
+void adamw(const Space& space, const adamw_scalars& scalars, std::span<const index_range> undecayed,
+           vector_view<const float, Space> grad, vector_view<bf16, Space> parameter,
+           vector_view<float, Space> master, vector_view<float, Space> first,
+           vector_view<float, Space> second) {
+  const std::int64_t n = static_cast<std::int64_t>(grad.extent(0));
+  std::int64_t done = 0;
+  for (const index_range& r : undecayed) {
+    require(done <= r.begin && r.begin <= r.end && r.end <= n, "ordo::optim::adamw",
+            "range " + std::to_string(r.begin) + " to " + std::to_string(r.end) + " of " +
+                std::to_string(n) + " entries",
+            "ranges ascend and do not overlap");
+    done = r.end;
+  }
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    require(parameter.extent(0) == grad.extent(0) && first.extent(0) == grad.extent(0) &&
+                second.extent(0) == grad.extent(0) &&
+                (master.extent(0) == 0 || master.extent(0) == grad.extent(0)),
+            "ordo::optim::adamw",
+            "gradient of " + shape(n) + " for parameters of " + shape(parameter.extent(0)));
+    cuda::adamw(space.cuda_stream(), scalars, grad.data(), parameter.data(),
+                master.extent(0) > 0 ? master.data() : nullptr, first.data(), second.data(), n,
+                undecayed.data(), static_cast<std::int64_t>(undecayed.size()));
+    return;
+  }
+#endif
+  const auto run = [&](std::int64_t begin, std::int64_t end, float decay) {
+    const auto part = [&](const auto& flat) {
+      using view = std::remove_cvref_t<decltype(flat)>;
+      return flat.extent(0) == 0 ? view()
+                                 : view(flat.data() + begin, static_cast<std::size_t>(end - begin));
+    };
+    adamw_scalars here = scalars;
+    here.weight_decay = decay;
+    if (begin < end)
+      adamw(space, here, part(grad), part(parameter), part(master), part(first), part(second));
+  };
+  done = 0;
+  for (const index_range& r : undecayed) {
+    run(done, r.begin, scalars.weight_decay);
+    run(r.begin, r.end, 0.0f);
+    done = r.end;
+  }
+  run(done, n, scalars.weight_decay);
 }
 
 } // namespace ordo::optim

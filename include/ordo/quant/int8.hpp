@@ -3,9 +3,6 @@
 
 /// \file
 /// Symmetric int8 quantizers: one step per tensor (activations) or per row (weights).
-///
-/// Steps are recomputed from the data and never trained: trained steps drift until the run diverges
-/// (OPEN-1B, section 4.2). The code -128 never occurs.
 
 #include <cstdint>
 
@@ -13,47 +10,12 @@
 #include <ordo/core/execution.hpp>
 #include <ordo/order/policies.hpp>
 #include <ordo/order/sum.hpp>
+#include <ordo/quant/code.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/quantize.hpp>
+#endif
 
 namespace ordo::quant {
-
-/// Largest int8 code.
-inline constexpr std::int32_t code_limit = 127;
-
-/// Below this a step is 0 and every code is 0, so that an all-zero row is 0 and not 0/0.
-inline constexpr float step_floor = 0x1p-100f;
-
-/// How a weight row's step follows from the row.
-enum class step_rule {
-  mean_magnitude,    ///< 2 * mean|w| / sqrt(127), the published rule
-  largest_magnitude, ///< max|w| / 127, which spends the whole int8 range
-};
-
-/// 1 / step, or 0 for a step of 0.
-ORDO_FORCE_FUNCTION float inverse_step(float step) {
-  return step == 0.0f ? 0.0f : arith::div(1.0f, step);
-}
-
-/// Nearest even code of `x` under the inverse step, clamped to [-127, 127]; NaN gives 0.
-ORDO_FORCE_FUNCTION std::int8_t to_code(float x, float inverse) {
-  return static_cast<std::int8_t>(arith::to_int(arith::mul(x, inverse), code_limit));
-}
-
-/// Step of a tensor or row whose largest magnitude is `largest`. NaN and infinity stay, so that a
-/// damaged tensor shows in every product it enters.
-ORDO_FORCE_FUNCTION float step_of_largest(float largest) {
-  const float step = arith::div(largest, 127.0f);
-  return step < step_floor ? 0.0f : step;
-}
-
-/// Step by the mean magnitude of `n` weights whose magnitudes sum to `sum`; 0 for none.
-ORDO_FORCE_FUNCTION float step_of_sum(float sum, std::int64_t n) {
-  constexpr float two_over_sqrt_127 = 0x1.6b7612p-3f;
-  if (n == 0)
-    return 0.0f;
-  const float mean = arith::mul(sum, arith::div(1.0f, arith::from_int(n)));
-  const float step = arith::mul(mean, two_over_sqrt_127);
-  return step < step_floor ? 0.0f : step;
-}
 
 /// Codes of n entries under one inverse step.
 ORDO_FORCE_FUNCTION void to_codes(const bf16* ORDO_RESTRICT x, float inverse,
@@ -78,6 +40,13 @@ void row_largest_bits(const Space& space, matrix_view<const bf16, Space> x,
                       vector_view<std::uint32_t, Space> largest) {
   const std::int64_t columns = static_cast<std::int64_t>(x.extent(1));
   const bf16* const data = x.data();
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::row_largest_bits(space.cuda_stream(), data, static_cast<std::int64_t>(x.extent(0)),
+                           columns, largest.data());
+    return;
+  }
+#endif
   ordo::detail::for_blocks(
       space, "ordo::quant::row_largest_bits", static_cast<std::int64_t>(x.extent(0)), 16,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
@@ -105,6 +74,13 @@ void quantize_tensor(const Space& space, matrix_view<const bf16, Space> x,
           "x is " + shape(rows, columns) + " but codes are " +
               shape(codes.extent(0), codes.extent(1)) + " and scratch holds " +
               shape(scratch.extent(0)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::quantize_tensor(space.cuda_stream(), x.data(), rows * columns, codes.data(), step.data(),
+                          scratch.data());
+    return;
+  }
+#endif
   row_largest_bits<Space>(space, x, scratch);
   ordo::detail::for_each(
       space, "ordo::quant::tensor_step", 1, KOKKOS_LAMBDA(std::int64_t) {
@@ -138,6 +114,14 @@ void quantize_rows(const Space& space, Order order, step_rule rule,
           "ordo::quant::quantize_rows",
           "w is " + shape(w.extent(0), w.extent(1)) + " but codes are " +
               shape(codes.extent(0), codes.extent(1)) + " and steps " + shape(steps.extent(0)));
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::quantize_rows(space.cuda_stream(), order, rule, w.data(),
+                        static_cast<std::int64_t>(w.extent(0)), columns, codes.data(),
+                        steps.data());
+    return;
+  }
+#endif
   const bf16* const in = w.data();
   std::int8_t* const out = codes.data();
   ordo::detail::for_blocks(

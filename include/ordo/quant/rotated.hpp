@@ -20,71 +20,15 @@
 #include <ordo/core/execution.hpp>
 #include <ordo/quant/hadamard.hpp>
 #include <ordo/quant/int8.hpp>
+#include <ordo/quant/rotation.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/rotate_columns.hpp>
+#include <ordo/cuda/rotate_rows.hpp>
+#endif
 
 namespace ordo::quant {
 
-/// Largest magnitude of the aligned integers.
-inline constexpr std::int32_t rotation_limit = 32767;
-
-/// The alignment shift of a row whose largest magnitude has the bits `largest` (see the file
-/// comment); 0 for an all-zero or non-finite row.
-ORDO_FORCE_FUNCTION int alignment_shift(std::uint32_t largest, std::int32_t limit) {
-  const float top = arith::from_bits(largest);
-  if (largest == 0 || !arith::is_finite(top))
-    return 0;
-  // floor(log2(limit)) - exponent, one less when the significand exceeds the limit's.
-  const float bound = static_cast<float>(limit);
-  int shift = arith::exponent(bound) - arith::exponent(top);
-  const std::uint32_t significand = largest & 0x007fffffu;
-  if (significand > (arith::bits(bound) & 0x007fffffu))
-    --shift;
-  return shift < -100 ? -100 : shift > 150 ? 150 : shift;
-}
-
-/// The part of the scale that the codes' maximum and the shift decide.
-ORDO_FORCE_FUNCTION float rotated_scale(std::uint32_t largest, std::int32_t top, int shift) {
-  if (!arith::is_finite(arith::from_bits(largest)))
-    return arith::from_bits(arith::canonical_nan);
-  return arith::scale_pow2(arith::div(arith::from_int(top), 127.0f), -shift - 4);
-}
-
-/// 127 / A, or 0 where A is 0.
-ORDO_FORCE_FUNCTION float rotated_inverse(std::int32_t top) {
-  return top == 0 ? 0.0f : arith::div(127.0f, arith::from_int(top));
-}
-
-ORDO_FORCE_FUNCTION std::int32_t magnitude(std::int32_t x) {
-  return x < 0 ? -x : x;
-}
-
 namespace detail {
-
-/// The nearest even integer of a value known to lie within [-2^22, 2^22]: `arith::to_int` less its
-/// clamps.
-ORDO_FORCE_FUNCTION std::int32_t nearest(float x) {
-  return static_cast<std::int32_t>(arith::bits(arith::detail::add_rn(x, 0x1.8p23f))) - 0x4b400000;
-}
-
-/// Code of a rotated integer, |r| <= A < 2^24: r * (127 / A) needs neither flush nor clamp.
-ORDO_FORCE_FUNCTION std::int8_t rotated_code(std::int32_t r, float inverse) {
-  return static_cast<std::int8_t>(nearest(arith::detail::mul_rn(arith::from_int(r), inverse)));
-}
-
-/// The factor 2^s of an alignment, and whether `x * 2^s` may be rounded without clamps and flushes:
-/// it lies within the limit, and what would be flushed beforehand rounds to 0 anyway.
-struct alignment {
-  int shift;
-  float low, high; ///< their product is 2^shift
-  bool plain;
-
-  ORDO_FORCE_FUNCTION explicit alignment(std::uint32_t largest)
-      : shift(alignment_shift(largest, rotation_limit)), low(arith::pow2(shift / 2)),
-        high(arith::pow2(shift - shift / 2)),
-        plain(arith::is_finite(arith::from_bits(largest)) && shift > -100 && shift <= 100) {}
-  ORDO_FORCE_FUNCTION std::int32_t operator()(float x) const {
-    return arith::to_int(arith::mul(arith::mul(x, low), high), rotation_limit);
-  }
-};
 
 /// One row as a work item rotates it.
 class row_rotation {
@@ -192,6 +136,13 @@ void rotate_rows(const Space& space, matrix_view<const bf16, Space> x,
           "x is " + shape(x.extent(0), n) + " but codes are " +
               shape(codes.extent(0), codes.extent(1)),
           "codes need rotated_length(n) columns");
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::rotate_rows(space.cuda_stream(), x.data(), static_cast<std::int64_t>(x.extent(0)), n,
+                      factor.data(), codes.data(), scale.data());
+    return;
+  }
+#endif
   const bf16* const in = x.data();
   const float* const factors = factor.data();
   std::int8_t* const out = codes.data();
@@ -349,7 +300,7 @@ struct column_slab {
     }
     for (int j = 0; j < used(); ++j) {
       const int shift = integers ? 0 : alignment_shift(largest[j], rotation_limit);
-      scale[j] = arith::mul(rotated_scale(largest[j], top[j], shift), common);
+      scale[j] = column_scale(rotated_scale(largest[j], top[j], shift), common);
     }
   }
 };
@@ -378,6 +329,12 @@ void rotate_columns(const Space& space, matrix_view<const T, Space> x,
   std::int8_t* const out = codes.data();
   float* const scales = scale.data();
   const float* const factor = common.extent(0) > 0 ? common.data() : nullptr;
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::rotate_columns(space.cuda_stream(), in, m, columns, factor, out, scales);
+    return;
+  }
+#endif
   ordo::detail::for_each(
       space, "ordo::quant::rotate_columns", (columns + lanes - 1) / lanes,
       KOKKOS_LAMBDA(std::int64_t slab) {

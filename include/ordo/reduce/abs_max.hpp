@@ -11,6 +11,9 @@
 #include <ordo/arith/bf16.hpp>
 #include <ordo/arith/value.hpp>
 #include <ordo/core/execution.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/abs_max.hpp>
+#endif
 
 namespace ordo::reduce {
 
@@ -42,6 +45,16 @@ float abs_max(const Space& space, const View& x) {
   const T* const from = view.data();
   const Kokkos::View<std::uint32_t, typename Space::memory_space> cell("ordo::reduce::abs_max");
   std::uint32_t* const largest = cell.data();
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::largest_bits(space.cuda_stream(), from, static_cast<std::int64_t>(view.extent(0)),
+                       largest);
+    std::uint32_t found = 0;
+    Kokkos::deep_copy(space, found, cell);
+    space.fence();
+    return detail::from_magnitude(found);
+  }
+#endif
   ordo::detail::for_blocks(
       space, "ordo::reduce::abs_max", static_cast<std::int64_t>(view.extent(0)), 16384,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
@@ -69,6 +82,13 @@ void row_abs_max(const Space& space, const View& x, const vector_view<float, Spa
           shape(view.extent(0), view.extent(1)) + " has not " + shape(out.extent(0)) + " rows");
   const T* const from = view.data();
   float* const to = out.data();
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::row_largest(space.cuda_stream(), from, static_cast<std::int64_t>(view.extent(0)), columns,
+                      to);
+    return;
+  }
+#endif
   ordo::detail::for_blocks(
       space, "ordo::reduce::row_abs_max", static_cast<std::int64_t>(view.extent(0)), 16,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
@@ -97,6 +117,12 @@ void column_abs_max(const Space& space, const View& x, const vector_view<float, 
   constexpr std::int64_t block = 64;
   const T* const from = view.data();
   float* const to = out.data();
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    cuda::column_largest(space.cuda_stream(), from, rows, columns, to);
+    return;
+  }
+#endif
   ordo::detail::for_blocks(
       space, "ordo::reduce::column_abs_max", columns, block,
       KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {

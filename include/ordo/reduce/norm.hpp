@@ -15,11 +15,12 @@
 #include <ordo/core/execution.hpp>
 #include <ordo/order/policies.hpp>
 #include <ordo/order/sum.hpp>
+#include <ordo/reduce/norm_chunk.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/sum_squares.hpp>
+#endif
 
 namespace ordo::reduce {
-
-/// Elements of a tensor whose squares are summed by one Lanes<32>. Part of the contract.
-inline constexpr std::int64_t norm_chunk = 4096;
 
 /// A tensor's elements, as the norm sees them.
 template <execution_space Space>
@@ -40,15 +41,6 @@ struct norm_part {
 };
 } // namespace detail
 
-/// The sum of squares of one chunk of at most norm_chunk elements: Lanes<32> over mul(x, x). What a
-/// rank computes of the chunks that it owns.
-ORDO_FUNCTION float chunk_sum_squares(const float* from, std::int64_t n) {
-  return order::sum(order::Lanes<32>{}, n, [=](std::int64_t i) {
-    const float x = arith::flush(from[i]);
-    return arith::mul(x, x);
-  });
-}
-
 /// Joins the chunk sums of all tensors (names ascending as bytes, chunks ascending) by order::Tree
 /// and takes the square root. NaN becomes the canonical NaN.
 inline norm_result join_chunk_sums(std::span<const float> sums) {
@@ -58,37 +50,64 @@ inline norm_result join_chunk_sums(std::span<const float> sums) {
   return {mode.pinned(arith::canonical(arith::sqrt(sum))), mode.pinned(arith::canonical(sum))};
 }
 
-/// The square root of the sum of the squares of all elements of all tensors.
-///
-/// Order: tensors by name (bytes ascending, whatever their order in the argument); each cut into
-/// chunks of 4096 elements, the last may be shorter, an empty tensor has none; inside a chunk
-/// Lanes<32> over mul(x, x); the sequence of all chunk sums by order::Tree.
-/// Bits: of names and elements only: not of sharding, threads or argument order.
-/// Throws: ordo::error if two tensors have the same name.
-/// Source: contract, section 9, point 4.
+namespace detail {
+
+/// The tensors in the order of their names.
 template <execution_space Space>
-norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors) {
-  static_assert(
-      Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible,
-      "ordo::reduce::global_norm: the list of chunks is built by the host; use chunk_sum_squares "
-      "and join_chunk_sums on a device");
+std::vector<const named_values<Space>*> by_name(std::span<const named_values<Space>> tensors) {
   std::vector<const named_values<Space>*> sorted;
   for (const auto& tensor : tensors)
     sorted.push_back(&tensor);
   std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->name < b->name; });
-  std::vector<detail::norm_part> parts;
-  for (std::size_t t = 0; t < sorted.size(); ++t) {
-    require(t == 0 || sorted[t - 1]->name != sorted[t]->name, "ordo::reduce::global_norm",
+  for (std::size_t t = 1; t < sorted.size(); ++t) {
+    require(sorted[t - 1]->name != sorted[t]->name, "ordo::reduce::global_norm",
             "two tensors are called '" + std::string(sorted[t]->name) + "'",
             "names give the order, so they must differ");
-    const auto& values = sorted[t]->values;
+  }
+  return sorted;
+}
+
+#if defined(ORDO_CUDA)
+/// global_norm on CUDA: all of it on the device, then one copy of two numbers, which waits.
+inline norm_result norm_on_cuda(const Kokkos::Cuda& space,
+                                const std::vector<const named_values<Kokkos::Cuda>*>& sorted) {
+  std::vector<cuda::norm_tensor> list;
+  for (const auto* tensor : sorted)
+    list.push_back({tensor->values.data(), static_cast<std::int64_t>(tensor->values.extent(0))});
+  const auto count = static_cast<std::int64_t>(list.size());
+  const auto needed = static_cast<std::size_t>(cuda::norm_scratch(list.data(), count));
+  const Kokkos::View<float*, Kokkos::CudaSpace> scratch(
+      Kokkos::view_alloc(space, Kokkos::WithoutInitializing, "ordo::reduce::global_norm"),
+      needed + 2);
+  float* const result = scratch.data() + needed;
+  cuda::global_norm(space.cuda_stream(), list.data(), count, scratch.data(), result);
+  float host[2];
+  cuda::check(
+      cudaMemcpyAsync(host, result, sizeof host, cudaMemcpyDeviceToHost, space.cuda_stream()),
+      "ordo::reduce::global_norm");
+  space.fence();
+  return {host[0], host[1]};
+}
+#endif
+
+/// global_norm where the host reaches the elements.
+template <execution_space Space>
+norm_result norm_on_host(const Space& space,
+                         const std::vector<const named_values<Space>*>& sorted) {
+  static_assert(
+      Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename Space::memory_space>::accessible,
+      "ordo::reduce::global_norm: the list of chunks is built by the host; use chunk_sum_squares "
+      "and join_chunk_sums on a device");
+  std::vector<norm_part> parts;
+  for (const auto* tensor : sorted) {
+    const auto& values = tensor->values;
     const std::int64_t n = static_cast<std::int64_t>(values.extent(0));
     for (std::int64_t i = 0; i < n; i += norm_chunk) {
       parts.push_back({values.data() + i, std::min(norm_chunk, n - i)});
     }
   }
   std::vector<float> sums(parts.size());
-  const detail::norm_part* const part = parts.data();
+  const norm_part* const part = parts.data();
   float* const sum = sums.data();
   ordo::detail::for_blocks(space, "ordo::reduce::global_norm",
                            static_cast<std::int64_t>(parts.size()), 16,
@@ -97,6 +116,29 @@ norm_result global_norm(const Space& space, std::span<const named_values<Space>>
                                sum[c] = chunk_sum_squares(part[c].from, part[c].n);
                            });
   return join_chunk_sums(sums);
+}
+
+} // namespace detail
+
+/// The square root of the sum of the squares of all elements of all tensors.
+///
+/// Order: tensors by name (bytes ascending, whatever their order in the argument); each cut into
+/// chunks of 4096 elements, the last may be shorter, an empty tensor has none; inside a chunk
+/// Lanes<32> over mul(x, x); the sequence of all chunk sums by order::Tree.
+/// Bits: of names and elements only: not of sharding, threads or argument order.
+/// Throws: ordo::error if two tensors have the same name.
+/// Source: contract, section 11, point 4.
+template <execution_space Space>
+norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors) {
+  const auto sorted = detail::by_name(tensors);
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    return detail::norm_on_cuda(space, sorted);
+  } else
+#endif
+  {
+    return detail::norm_on_host(space, sorted);
+  }
 }
 
 } // namespace ordo::reduce

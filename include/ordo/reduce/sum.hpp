@@ -16,6 +16,9 @@
 #include <ordo/order/policies.hpp>
 #include <ordo/order/sum.hpp>
 #include <ordo/reduce/exact.hpp>
+#if defined(ORDO_CUDA)
+#include <ordo/cuda/tree_sum.hpp>
+#endif
 
 namespace ordo::reduce {
 
@@ -112,6 +115,21 @@ float sum(const Space& space, order::Lanes<W>, const T* x, std::int64_t n, Term 
 /// are subtrees: they are summed independently. The elements behind them are the smaller blocks.
 template <class Space, class T, class Term>
 float sum(const Space& space, order::Tree policy, const T* x, std::int64_t n, Term term) {
+#if defined(ORDO_CUDA)
+  if constexpr (ordo::detail::on_cuda<Space>) {
+    const auto needed = static_cast<std::size_t>(cuda::tree_scratch(n));
+    const Kokkos::View<float*, typename Space::memory_space> scratch(
+        Kokkos::view_alloc(space, Kokkos::WithoutInitializing, "ordo::reduce::tree"), needed);
+    const Kokkos::View<float[2], typename Space::memory_space> result("ordo::reduce::result");
+    cuda::tree_sum(space.cuda_stream(), x, n, term, scratch.data(), result.data());
+    float host[2];
+    cuda::check(cudaMemcpyAsync(host, result.data(), sizeof host, cudaMemcpyDeviceToHost,
+                                space.cuda_stream()),
+                "ordo::reduce::sum");
+    space.fence();
+    return host[1];
+  }
+#endif
   constexpr std::int64_t chunk = 4096;
   const std::int64_t chunks = n / chunk;
   const Kokkos::View<float*, typename Space::memory_space> partials(
@@ -136,6 +154,34 @@ float sum(const Space& space, order::Tree policy, const T* x, std::int64_t n, Te
   return arith::canonical(cell.get());
 }
 
+/// Work item `part` of for_parts.
+template <class F>
+struct part_of_indices {
+  F f;
+  std::int64_t n, parts, grain; ///< grain 0: interleaved
+
+  KOKKOS_FUNCTION void operator()(std::int64_t part) const {
+    const std::int64_t begin = part * grain;
+    if (grain == 0) {
+      f(part, n, parts);
+    } else {
+      f(begin, begin + grain < n ? begin + grain : n, 1);
+    }
+  }
+};
+
+/// Calls f(first, last, step) so that the indices first, first + step, ... below last of all calls
+/// are those of [0, n): neighbours on a host, on a device interleaved, so that threads that run
+/// together read together.
+template <class Space, class F>
+void for_parts(const Space& space, const char* label, std::int64_t n, const F& f) {
+  constexpr std::int64_t most_parts = std::int64_t{1} << 16;
+  const bool host = ordo::detail::on_host<Space>;
+  const std::int64_t grain = 16384;
+  const std::int64_t parts = host ? (n + grain - 1) / grain : n < most_parts ? n : most_parts;
+  ordo::detail::for_each(space, label, parts, part_of_indices<F>{f, n, parts, host ? grain : 0});
+}
+
 /// Blocks add into accumulators of their own, which then add, as integers, into one.
 template <class Space, class T, class Term>
 float sum(const Space& space, order::Exact, const T* x, std::int64_t n, Term term) {
@@ -144,10 +190,11 @@ float sum(const Space& space, order::Exact, const T* x, std::int64_t n, Term ter
           "sum parts of less than 2^31 and join their exact_sum");
   const result_cell<exact_sum, Space> cell("ordo::reduce::exact");
   exact_sum* const total = cell.data();
-  ordo::detail::for_blocks(
-      space, "ordo::reduce::exact", n, 16384, KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+  for_parts(
+      space, "ordo::reduce::exact", n,
+      KOKKOS_LAMBDA(std::int64_t first, std::int64_t last, std::int64_t step) {
         exact_sum part;
-        for (std::int64_t i = begin; i < end; ++i)
+        for (std::int64_t i = first; i < last; i += step)
           part.add(term(x[i]));
         for (int w = 0; w < exact_sum::words; ++w)
           Kokkos::atomic_add(&total->word(w), part.word(w));
@@ -162,11 +209,11 @@ std::int64_t integer_sum(const Space& space, const T* x, std::int64_t n) {
           std::to_string(n) + " integers may overflow a 64-bit sum", "sum parts");
   const result_cell<std::int64_t, Space> cell("ordo::reduce::result");
   std::int64_t* const total = cell.data();
-  ordo::detail::for_blocks(
-      space, "ordo::reduce::integers", n, 16384,
-      KOKKOS_LAMBDA(std::int64_t begin, std::int64_t end) {
+  for_parts(
+      space, "ordo::reduce::integers", n,
+      KOKKOS_LAMBDA(std::int64_t first, std::int64_t last, std::int64_t step) {
         std::int64_t part = 0;
-        for (std::int64_t i = begin; i < end; ++i)
+        for (std::int64_t i = first; i < last; i += step)
           part += x[i];
         Kokkos::atomic_add(total, part);
       });

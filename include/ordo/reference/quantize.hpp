@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <ordo/arith/bf16.hpp>
-#include <ordo/quant/int8.hpp>
+#include <ordo/quant/code.hpp>
 #include <ordo/reference/sum.hpp>
 
 namespace ordo::reference {
