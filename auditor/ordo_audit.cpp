@@ -197,9 +197,9 @@ int explain(const options::variables_map& given) {
 int main(int argc, char** argv) {
   using options::value;
   std::vector<command> commands{
-      command("selftest", "selftest [--device serial|openmp]",
+      command("selftest", "selftest [--device serial|openmp|cuda]",
               "one digest an operation: does this machine compute the contract?", selftest),
-      command("replay", "replay --run RUN --from A --to B [--device serial|openmp]",
+      command("replay", "replay --run RUN --from A --to B [--device serial|openmp|cuda]",
               "run recorded steps again and compare every root", replay),
       command("explain", "explain --run RUN --step N [--against RUN2]",
               "the first field and tensor in which a step differs", explain)};

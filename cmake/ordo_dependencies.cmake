@@ -70,6 +70,14 @@ macro(ordo_find_kokkos)
     message(FATAL_ERROR "ordo: ORDO_ENABLE_CUDA is on, but the Kokkos in ${Kokkos_DIR} has only ${Kokkos_DEVICES}; "
                         "set ORDO_KOKKOS_ROOT to the prefix of a Kokkos with CUDA")
   endif()
+  if(ORDO_ENABLE_CUDA AND NOT CMAKE_CXX_COMPILER MATCHES "nvcc_wrapper")
+    # A Kokkos that was compiled with nvcc_wrapper asks for nvcc's options wherever C++ is linked.
+    get_target_property(kokkos_link_options Kokkos::kokkoscore INTERFACE_LINK_OPTIONS)
+    if(kokkos_link_options)
+      string(REGEX REPLACE ";?-arch=[a-z0-9_]+" "" kokkos_link_options "${kokkos_link_options}")
+      set_target_properties(Kokkos::kokkoscore PROPERTIES INTERFACE_LINK_OPTIONS "${kokkos_link_options}")
+    endif()
+  endif()
 endmacro()
 
 macro(ordo_find_dependencies)

@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
   std::vector<command> commands{
       command("init", "init --config run.ini --corpus CORPUS --run RUN",
               "a new run: its genesis record; nothing is trained yet", init),
-      command("run", "run --run RUN [--until STEP] [--device serial|openmp]",
+      command("run", "run --run RUN [--until STEP] [--device serial|openmp|cuda]",
               "start or go on; Ctrl-C or SIGTERM stops after the step, with everything saved", run),
       command("inspect", "inspect RUN|CHECKPOINT", "what a run or a checkpoint holds", show),
       command("generate", "generate --run RUN --step N --prompt TEXT",

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention_backward on CUDA, by bits against reference/attention_backward.hpp.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "device_fixture.hpp"
 
 #include <cmath>
@@ -25,6 +24,20 @@ struct problem {
   std::vector<float> lse;
 };
 
+/// Bell-shaped values from a counter: cheap enough for the large shapes.
+std::vector<bf16> bell(std::int64_t n, std::uint64_t seed, float scale) {
+  std::vector<bf16> x(static_cast<std::size_t>(n));
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (auto& v : x) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const std::uint64_t u = state ^ state >> 31;
+    const int sum = static_cast<int>(u & 0xffff) + static_cast<int>(u >> 16 & 0xffff) +
+                    static_cast<int>(u >> 32 & 0xffff) + static_cast<int>(u >> 48);
+    v = arith::to_bf16(static_cast<float>(sum - 131070) * 0x1p-15f * scale);
+  }
+  return x;
+}
+
 /// Inputs of a shape; out and lse are random but plausible unless `forward` computes them.
 problem make_problem(const nn::attention_shape& s, std::uint64_t seed, float scale = 1.0f) {
   problem p{s, {}, {}, {}, {}, {}, {}};
@@ -36,6 +49,11 @@ problem make_problem(const nn::attention_shape& s, std::uint64_t seed, float sca
       p.cosine.push_back(static_cast<float>(std::cos(angle)));
       p.sine.push_back(static_cast<float>(std::sin(angle)));
     }
+  }
+  if (s.tokens() > 8192) {
+    p.qkv = bell(s.tokens() * s.qkv_width(), seed, 1.0f);
+    p.d_out = bell(s.tokens() * s.out_width(), seed + 1, scale);
+    return p;
   }
   p.qkv = test::random_bf16(static_cast<std::size_t>(s.tokens() * s.qkv_width()), seed);
   p.d_out =
@@ -54,7 +72,7 @@ void forward(problem& p) {
 /// Plausible out and lse without the forward pass: what the backward pass reads of them is data.
 void invent_forward(problem& p) {
   const nn::attention_shape s = p.s;
-  p.out = test::random_bf16(static_cast<std::size_t>(s.tokens() * s.out_width()), 77, 0.25f);
+  p.out = bell(s.tokens() * s.out_width(), 77, 0.25f);
   p.lse.resize(static_cast<std::size_t>(s.batch * s.heads * s.seq));
   for (std::size_t i = 0; i < p.lse.size(); ++i) {
     const double seen = static_cast<double>(
@@ -74,9 +92,9 @@ struct on_device {
         d_qkv(p.qkv.size()), scratch(cuda::attention_backward_scratch_bytes(p.s)),
         inputs(cuda::make_attention_inputs(p.s, cosine.data(), sine.data(), eps, qkv.data())) {}
 
-  void run(std::int64_t most = cuda::detail::most_tiles) {
+  void run(std::int64_t most = cuda::detail::most_tiles, bool warpgroups = true) {
     cuda::attention_backward(nullptr, inputs, {out.data(), d_out.data(), lse.data(), d_qkv.data()},
-                             scratch.data(), most);
+                             scratch.data(), most, warpgroups);
   }
 };
 
@@ -88,9 +106,13 @@ std::vector<bf16> expected(const problem& p) {
 }
 
 void check(const problem& p, std::int64_t most = cuda::detail::most_tiles) {
-  on_device d(p);
-  d.run(most);
-  CHECK(test::same_bits(d.d_qkv.host(), expected(p)));
+  const std::vector<bf16> right = expected(p);
+  for (const bool warpgroups : {true, false}) {
+    CAPTURE(warpgroups);
+    on_device d(p);
+    d.run(most, warpgroups);
+    CHECK(test::same_bits(d.d_qkv.host(), right));
+  }
 }
 
 void check_shape(const nn::attention_shape& s, float scale = 1.0f) {
@@ -117,11 +139,20 @@ TEST_CASE("shapes") {
   check_shape({0, 70, 2, 1, 32, 40});
   check_shape({3, 33, 6, 2, 64, 20});
   check_shape({1, 100, 12, 4, 128, 33});
+  // Several blocks of queries to a thread block, as warpgroups have them.
+  for (const std::int64_t seq : {1, 64, 65, 130, 193, 260}) {
+    for (const std::int64_t window : {0, 1, 64, 65, 129, 1000})
+      check_shape({seq < 100 ? 2 : 1, seq, 2, 1, 128, window});
+  }
+  for (const auto& [heads, kv] : {std::pair{1, 1}, {3, 1}, {6, 2}, {8, 2}})
+    check_shape({2, 140, heads, kv, 128, 90});
 }
 
 TEST_CASE("magnitudes") {
-  for (const float scale : {0x1p-20f, 0x1p-60f, 0x1p-100f, 0x1p-120f, 0x1p30f, 0x1p70f})
+  for (const float scale : {0x1p-20f, 0x1p-60f, 0x1p-100f, 0x1p-120f, 0x1p30f, 0x1p70f}) {
     check_shape({1, 90, 2, 1, 64, 50}, scale);
+    check_shape({1, 90, 2, 1, 128, 50}, scale);
+  }
   // Units that are not representable: everything is NaN.
   problem p = make_problem({1, 70, 2, 1, 32, 50}, 5);
   p.d_out[100] = arith::to_bf16(0x1p95f);
@@ -148,18 +179,20 @@ TEST_CASE("magnitudes") {
 }
 
 TEST_CASE("rows that are not finite") {
-  const nn::attention_shape s{2, 200, 4, 2, 32, 70};
-  const std::size_t width = static_cast<std::size_t>(s.qkv_width());
-  const bf16 nan{0x7fc0}, infinity{0xff80};
-  problem p = make_problem(s, 21);
-  p.qkv[10 * width + 3] = nan;            // q of head 0
-  p.qkv[90 * width + 4 * 32 + 1] = nan;   // k of group 0
-  p.qkv[150 * width + 7 * 32] = infinity; // v of group 1
-  p.qkv[(200 + 199) * width + 4 * 32] = infinity;
-  p.d_out[static_cast<std::size_t>(77 * s.out_width() + 40)] = infinity; // head 1
-  p.d_out[static_cast<std::size_t>((200 + 0) * s.out_width() + 127)] = nan;
-  forward(p);
-  check(p);
+  for (const std::size_t hd : {32u, 128u}) {
+    const nn::attention_shape s{2, 200, 4, 2, static_cast<std::int64_t>(hd), 70};
+    const std::size_t width = static_cast<std::size_t>(s.qkv_width());
+    const bf16 nan{0x7fc0}, infinity{0xff80};
+    problem p = make_problem(s, 21);
+    p.qkv[10 * width + 3] = nan;            // q of head 0
+    p.qkv[90 * width + 4 * hd + 1] = nan;   // k of group 0
+    p.qkv[150 * width + 7 * hd] = infinity; // v of group 1
+    p.qkv[(200 + 199) * width + 4 * hd] = infinity;
+    p.d_out[77 * 4 * hd + hd + 8] = infinity; // head 1
+    p.d_out[200 * 4 * hd + 4 * hd - 1] = nan; // head 3
+    forward(p);
+    check(p);
+  }
 }
 
 TEST_CASE("passes") {
@@ -167,6 +200,10 @@ TEST_CASE("passes") {
   forward(p);
   // Tiles of a head: 1 + 2 + 3 + 4 + 4 + 4.
   for (const std::int64_t most : {6, 7, 10, 17, 18, 35, 36, 50, 80, 143, 144})
+    check(p, most);
+  p = make_problem({1, 330, 4, 2, 128, 130}, 32);
+  forward(p);
+  for (const std::int64_t most : {6, 7, 18, 35, 36, 72})
     check(p, most);
 }
 
@@ -215,6 +252,7 @@ TEST_CASE("the training shape, sampled") {
 }
 
 TEST_CASE("speed") {
+  double all_layers = 0, all_floors = 0;
   for (const std::int64_t window : {4096, 512}) {
     problem p = make_problem({4, 4096, 16, 4, 128, window}, 51, 0x1p-18f);
     invent_forward(p);
@@ -228,8 +266,11 @@ TEST_CASE("speed") {
                 static_cast<long long>(window), static_cast<double>(ms),
                 operations / static_cast<double>(ms) * 1e-9, operations / 1400e9,
                 static_cast<double>(cuda::attention_backward_scratch_bytes(p.s)) * 1e-9);
+    all_layers += static_cast<double>(ms) * (window == 512 ? 19 : 5);
+    all_floors += operations / 1400e9 * (window == 512 ? 19 : 5);
     const auto stage = [&](const char* name, const auto& f) {
       std::printf("  %s: %.3f ms\n", name, static_cast<double>(test::median_ms(f, 5)));
+      std::fflush(stdout);
     };
     const cuda::attention_gradient gradient{d.out.data(), d.d_out.data(), d.lse.data(),
                                             d.d_qkv.data()};
@@ -237,17 +278,23 @@ TEST_CASE("speed") {
     const auto b = cuda::detail::place_gradient(p.s, layout);
     const std::int64_t most = cuda::detail::tiles_at_once(p.s);
     stage("rows", [&] { cuda::detail::prepare_gradient<128>(nullptr, d.inputs, gradient, b); });
-    stage("tiles", [&] {
-      cuda::detail::for_passes(p.s, most, [&](const auto& pass) {
-        cuda::detail::gradient_tiles<128>(nullptr, d.inputs, gradient, b, pass);
+    for (const bool warpgroups : {true, false}) {
+      stage(warpgroups ? "tiles" : "tiles without warpgroups", [&] {
+        cuda::detail::for_passes(p.s, most, [&](const auto& pass) {
+          cuda::detail::gradient_tiles<128>(nullptr, d.inputs, gradient, b, pass, warpgroups);
+        });
       });
-    });
-    stage("sums", [&] {
-      cuda::detail::for_passes(p.s, most, [&](const auto& pass) {
-        cuda::detail::gradient_sums<128>(nullptr, d.inputs, b, pass);
+    }
+    for (const bool warpgroups : {true, false}) {
+      stage(warpgroups ? "sums" : "sums without warpgroups", [&] {
+        cuda::detail::for_passes(p.s, most, [&](const auto& pass) {
+          cuda::detail::gradient_sums<128>(nullptr, d.inputs, b, pass, warpgroups);
+        });
       });
-    });
+    }
     stage("finish",
           [&] { cuda::detail::finish_gradient<128>(nullptr, d.inputs, b, d.d_qkv.data()); });
   }
+  std::printf("attention backward of 24 layers (19 windows of 512): %.1f ms; floor %.1f ms\n",
+              all_layers, all_floors);
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Device memory, random inputs and timing for the tests of the CUDA kernels.
+/// Device memory, random inputs, timing and the main function of the tests of the CUDA kernels.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
 #include <ordo/arith/bf16.hpp>
@@ -94,6 +95,18 @@ bool same_bits(const std::vector<T>& found, const std::vector<T>& expected) {
   return true;
 }
 
+/// NaN of binary32 as the contract's one: chips differ in them, digests do not.
+inline std::vector<float> canonical(std::vector<float> x) {
+  for (float& v : x)
+    v = arith::canonical(v);
+  return x;
+}
+/// bf16 and codes have no other NaN.
+template <class T>
+std::vector<T> canonical(std::vector<T> x) {
+  return x;
+}
+
 /// Values of a normal distribution with a few zeros, outliers of up to 2^10 and tiny entries.
 inline std::vector<bf16> random_bf16(std::size_t n, std::uint64_t seed, float scale = 1.0f) {
   std::mt19937_64 engine(seed);
@@ -128,3 +141,14 @@ inline std::vector<float> random_f32(std::size_t n, std::uint64_t seed, float sc
 }
 
 } // namespace ordo::test
+
+/// 77, which ctest takes as skipped, where there is no GPU.
+int main(int argc, char** argv) {
+  int devices = 0;
+  const cudaError_t status = cudaGetDeviceCount(&devices);
+  if (status != cudaSuccess || devices == 0) {
+    std::printf("no GPU: nothing was tested (%s)\n", cudaGetErrorString(status));
+    return 77;
+  }
+  return doctest::Context(argc, argv).run();
+}

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Slices and their products on the device against their definition, by bits.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "device_fixture.hpp"
 
 #include <cmath>

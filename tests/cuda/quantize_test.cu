@@ -2,7 +2,6 @@
 //
 // Quantizers and largest magnitudes on the device against their definition, by bits.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "device_fixture.hpp"
 
 #include <cstdint>

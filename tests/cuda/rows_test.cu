@@ -3,7 +3,6 @@
 // RMSNorm, SwiGLU, residual, embedding, AdamW, norm and sums of the CUDA kernels against their
 // definitions, by bits; a NaN of binary32 counts as the canonical one.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "device_fixture.hpp"
 
 #include <algorithm>
@@ -35,12 +34,6 @@ using lanes = ordo::order::Lanes<32>;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 constexpr float eps = 1e-5f;
-
-std::vector<float> canonical(std::vector<float> x) {
-  for (float& v : x)
-    v = arith::canonical(v);
-  return x;
-}
 
 /// Any bf16 value, all exponents alike, with a few NaN and infinities if `damaged`.
 std::vector<bf16> wide_bf16(std::size_t n, std::uint64_t seed, bool damaged = false) {

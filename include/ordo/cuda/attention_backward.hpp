@@ -11,6 +11,8 @@
 #include <ordo/cuda/attention_gradient_rows.hpp>
 #include <ordo/cuda/attention_gradient_sums.hpp>
 #include <ordo/cuda/attention_gradient_tiles.hpp>
+#include <ordo/cuda/attention_gradient_tiles_wgmma.hpp>
+#include <ordo/cuda/attention_gradient_wgmma.hpp>
 
 namespace ordo::cuda {
 
@@ -52,23 +54,43 @@ void for_passes(const nn::attention_shape& s, std::int64_t most, const F& f) {
 }
 
 template <int Dim>
+void gradient_tiles(cudaStream_t stream, const attention_inputs& a,
+                    const attention_gradient& gradient, const gradient_buffers& b,
+                    const tile_pass& pass, bool warpgroups) {
+  if constexpr (Dim == 128) {
+    if (warpgroups && hopper::available())
+      return gradient_tiles_wgmma(stream, a, gradient, b, pass);
+  }
+  gradient_tiles_mma<Dim>(stream, a, gradient, b, pass);
+}
+template <int Dim>
+void gradient_sums(cudaStream_t stream, const attention_inputs& a, const gradient_buffers& b,
+                   const tile_pass& pass, bool warpgroups) {
+  if constexpr (Dim % sums_ring::columns == 0) {
+    if (warpgroups && sums_by_warpgroups<Dim>())
+      return gradient_sums_wgmma<Dim>(stream, a, b, pass);
+  }
+  gradient_sums_mma<Dim>(stream, a, b, pass);
+}
+
+template <int Dim>
 void attention_backward(cudaStream_t stream, const attention_inputs& a,
                         const attention_gradient& gradient, const gradient_buffers& b,
-                        std::int64_t most) {
+                        std::int64_t most, bool warpgroups) {
   prepare_gradient<Dim>(stream, a, gradient, b);
   if (a.s.window > 0) {
     for_passes(a.s, most, [&](const tile_pass& pass) {
-      gradient_tiles<Dim>(stream, a, gradient, b, pass);
-      gradient_sums<Dim>(stream, a, b, pass);
+      gradient_tiles<Dim>(stream, a, gradient, b, pass, warpgroups);
+      gradient_sums<Dim>(stream, a, b, pass, warpgroups);
     });
   } else {
-    const std::size_t entries = static_cast<std::size_t>(a.s.batch * a.blocks() * 64 * Dim) * 8;
+    const std::size_t entries = static_cast<std::size_t>(a.s.batch * a.blocks() * 64 * Dim);
     const char* const where = "ordo::cuda::attention_backward";
     const std::size_t heads = static_cast<std::size_t>(a.s.heads);
     const std::size_t kv_heads = static_cast<std::size_t>(a.s.kv_heads);
-    check(cudaMemsetAsync(b.d_q, 0, heads * entries, stream), where);
-    check(cudaMemsetAsync(b.d_k, 0, kv_heads * entries, stream), where);
-    check(cudaMemsetAsync(b.d_v, 0, kv_heads * entries, stream), where);
+    check(cudaMemsetAsync(b.d_q, 0, heads * entries * sizeof(float), stream), where);
+    check(cudaMemsetAsync(b.d_k, 0, kv_heads * entries * 8, stream), where);
+    check(cudaMemsetAsync(b.d_v, 0, kv_heads * entries * 8, stream), where);
   }
   finish_gradient<Dim>(stream, a, b, gradient.d_qkv);
 }
@@ -81,11 +103,12 @@ void attention_backward(cudaStream_t stream, const attention_inputs& a,
 /// Bits: those of the definition. Cost: 20 int8 products of the head dimension for each pair of a
 /// query and a key in the tiles that are seen, which pass through scratch as 6 bytes a pair.
 /// `scratch` has attention_backward_scratch_bytes, 256-byte aligned; `most_tiles`, at least the
-/// blocks of a sequence and at most what scratch holds, is how many tiles one pass computes:
-/// tuning.
+/// blocks of a sequence and at most what scratch holds, is how many tiles one pass computes, and
+/// `warpgroups` whether to use their instructions where there are any: tuning.
 inline void attention_backward(cudaStream_t stream, const attention_inputs& a,
                                const attention_gradient& gradient, void* scratch,
-                               std::int64_t most_tiles = detail::most_tiles) {
+                               std::int64_t most_tiles = detail::most_tiles,
+                               bool warpgroups = true) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
   require(aligned(gradient.out) && aligned(gradient.d_out) && aligned(gradient.d_qkv),
           "ordo::cuda::attention_backward", "out, d_out or d_qkv is not aligned",
@@ -98,13 +121,13 @@ inline void attention_backward(cudaStream_t stream, const attention_inputs& a,
   const std::int64_t most = most_tiles < held ? most_tiles : held;
   switch (attention_padded_dim(a.s.head_dim)) {
   case 32:
-    return detail::attention_backward<32>(stream, a, gradient, b, most);
+    return detail::attention_backward<32>(stream, a, gradient, b, most, warpgroups);
   case 64:
-    return detail::attention_backward<64>(stream, a, gradient, b, most);
+    return detail::attention_backward<64>(stream, a, gradient, b, most, warpgroups);
   case 128:
-    return detail::attention_backward<128>(stream, a, gradient, b, most);
+    return detail::attention_backward<128>(stream, a, gradient, b, most, warpgroups);
   default:
-    return detail::attention_backward<256>(stream, a, gradient, b, most);
+    return detail::attention_backward<256>(stream, a, gradient, b, most, warpgroups);
   }
 }
 

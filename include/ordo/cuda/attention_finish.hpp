@@ -8,6 +8,7 @@
 
 #include <ordo/cuda/attention_gradient.hpp>
 #include <ordo/cuda/attention_gradient_rows.hpp>
+#include <ordo/cuda/bf16_pair.hpp>
 
 namespace ordo::cuda::detail {
 
@@ -32,12 +33,18 @@ __device__ __forceinline__ bool sees_poisoned(const attention_inputs& a, const g
   return found && a.s.window > 0;
 }
 
-/// dx of one row of q or k by its 8 threads: scaled, rotated back and through the normalisation.
-/// `nan` makes all of it NaN.
-template <int Dim>
-__device__ __forceinline__ void finish_row(const attention_inputs& a, const std::int64_t* sums,
-                                           std::int32_t unit, const bf16* x, bf16* dx,
-                                           std::int64_t position, bool present, bool nan, int t) {
+/// Four neighbouring values, or NaN.
+__device__ __forceinline__ void write_four(bf16* to, const float (&f)[4], bool nan) {
+  const uint2 pairs{to_pair(f[0], f[1]), to_pair(f[2], f[3])};
+  *reinterpret_cast<uint2*>(to) = nan ? uint2{0x7fc07fc0u, 0x7fc07fc0u} : pairs;
+}
+
+/// dx of one row of q or k by its 8 threads: rotated back and through the normalisation.
+/// `gradient(d, g)` gives the gradients of the entries d ... d + 3; `nan` makes all of dx NaN.
+template <int Dim, class Gradient>
+__device__ __forceinline__ void finish_row(const attention_inputs& a, const Gradient& gradient,
+                                           const bf16* x, bf16* dx, std::int64_t position,
+                                           bool present, bool nan, int t) {
   constexpr int steps = Dim / 32;
   const int hd = static_cast<int>(a.s.head_dim);
   float v[steps][4], dy[steps][4], squares[4] = {}, products[4] = {};
@@ -51,16 +58,15 @@ __device__ __forceinline__ void finish_row(const attention_inputs& a, const std:
     const float2 c = *reinterpret_cast<const float2*>(a.cosine + at);
     const float2 s = *reinterpret_cast<const float2*>(a.sine + at);
     float g[4];
+    gradient(d, g);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    for (int e = 0; e < 4; ++e)
       squares[e] = add_flushed(squares[e], mul_exact_flushed(v[i][e], v[i][e]));
-      g[e] = arith::mul(arith::scale_pow2(arith::from_int(sums[d + e]), -unit), a.scales.gradient);
-    }
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
       const float cosine = e == 0 ? c.x : c.y, sine = e == 0 ? s.x : s.y;
-      dy[i][e] = arith::add(arith::mul(g[e], cosine), arith::mul(g[e + 1], sine));
-      dy[i][e + 1] = arith::sub(arith::mul(g[e + 1], cosine), arith::mul(g[e], sine));
+      dy[i][e] = add_flushed(arith::mul(g[e], cosine), arith::mul(g[e + 1], sine));
+      dy[i][e + 1] = add_flushed(arith::mul(g[e + 1], cosine), -arith::mul(g[e], sine));
     }
   }
   const float mean_square = arith::mul(join_row(squares), a.scales.inverse_dim);
@@ -81,13 +87,11 @@ __device__ __forceinline__ void finish_row(const attention_inputs& a, const std:
     const int d = 4 * t + 32 * i;
     if (!present || d >= hd)
       continue;
-    std::uint32_t out[4];
+    float f[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float f = arith::mul(r, arith::sub(dy[i][e], arith::mul(v[i][e], mean)));
-      out[e] = nan ? 0x7fc0u : arith::to_bf16(f).bits;
-    }
-    *reinterpret_cast<uint2*>(dx + d) = {pair_of(out[0], out[1]), pair_of(out[2], out[3])};
+    for (int e = 0; e < 4; ++e)
+      f[e] = arith::mul(r, add_flushed(dy[i][e], -arith::mul(v[i][e], mean)));
+    write_four(dx + d, f, nan);
   }
 }
 
@@ -96,13 +100,11 @@ template <int Dim>
 __device__ __forceinline__ void finish_value(const attention_inputs& a, const std::int64_t* sums,
                                              std::int32_t unit, bf16* dv, bool nan, int t) {
   for (int d = 4 * t; d < a.s.head_dim; d += 32) {
-    std::uint32_t out[4];
+    float f[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float f = arith::scale_pow2(arith::from_int(sums[d + e]), -unit);
-      out[e] = nan ? 0x7fc0u : arith::to_bf16(f).bits;
-    }
-    *reinterpret_cast<uint2*>(dv + d) = {pair_of(out[0], out[1]), pair_of(out[2], out[3])};
+    for (int e = 0; e < 4; ++e)
+      f[e] = arith::scale_pow2(arith::from_int(sums[d + e]), -unit);
+    write_four(dv + d, f, nan);
   }
 }
 
@@ -123,8 +125,12 @@ __global__ void __launch_bounds__(256)
   if (h < a.s.heads) {
     const std::int64_t head = n * a.s.heads + h;
     const nn::attention_units units = group_units(a, b, group_of(a.s, head));
-    finish_row<Dim>(a, b.d_q + (head * rows + position) * Dim, units.query, a.qkv + column,
-                    d_qkv + column, position, present,
+    const float* from = b.d_q + (head * rows + position) * Dim;
+    const auto gradient = [&](int d, float(&g)[4]) {
+      const float4 v = *reinterpret_cast<const float4*>(from + d);
+      g[0] = v.x, g[1] = v.y, g[2] = v.z, g[3] = v.w;
+    };
+    finish_row<Dim>(a, gradient, a.qkv + column, d_qkv + column, position, present,
                     !units.representable || flag(b.poisoned, head), t);
     return;
   }
@@ -138,8 +144,12 @@ __global__ void __launch_bounds__(256)
     nan = nan || seen != 0;
   }
   const std::int64_t from = (group * rows + position) * Dim;
-  finish_row<Dim>(a, b.d_k + from, units.key, a.qkv + column, d_qkv + column, position, present,
-                  nan, t);
+  const auto gradient = [&](int d, float(&g)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      g[e] = gradient_of(a, b.d_k[from + d + e], units.key);
+  };
+  finish_row<Dim>(a, gradient, a.qkv + column, d_qkv + column, position, present, nan, t);
   if (present)
     finish_value<Dim>(a, b.d_v + from, units.value, d_qkv + column + a.s.kv_heads * hd, nan, t);
 }

@@ -11,9 +11,9 @@
 
 namespace ordo::cuda::detail {
 
-/// Entries between rows of a block of 64 rows in shared memory: 8 words modulo the 32 banks.
+/// Entries between rows of a block of 64 rows in shared memory: 4 words modulo the 32 banks.
 template <int Dim>
-inline constexpr int row_pitch = Dim + 16;
+inline constexpr int row_pitch = Dim + 8;
 
 #if defined(__CUDACC__)
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ float join_row(const float (&lane)[4]) {
 }
 
 /// Four bf16 as binary32; subnormals stay, the flushing operations that read them flush.
-__device__ __forceinline__ void widen(uint2 x, float (&v)[4]) {
+__device__ __forceinline__ void widen(uint2 x, float* v) {
   v[0] = arith::from_bits(x.x << 16);
   v[1] = arith::from_bits(x.x & 0xffff0000u);
   v[2] = arith::from_bits(x.y << 16);
@@ -48,10 +48,23 @@ __device__ __forceinline__ std::uint32_t flush_pair(std::uint32_t pair) {
          ((pair & 0x7f800000u) != 0 ? pair & 0xffff0000u : 0);
 }
 
-/// The fixed-point row of q or k at `x`, by its 8 threads, to `out` in shared memory; zeros for a
-/// bad row. Returns whether it is bad.
+/// A thread's part of a row of bf16, zeros where there is none.
 template <int Dim>
-__device__ __forceinline__ bool fixed_row(const attention_inputs& a, const bf16* x,
+using row_part = uint2[Dim / 32];
+template <int Dim>
+__device__ __forceinline__ void read_part(row_part<Dim>& part, const bf16* row, bool present, int t,
+                                          int hd) {
+#pragma unroll
+  for (int i = 0; i < Dim / 32; ++i) {
+    const int d = 4 * t + 32 * i;
+    part[i] = present && d < hd ? *reinterpret_cast<const uint2*>(row + d) : uint2{0, 0};
+  }
+}
+
+/// The fixed-point row of q or k, by its 8 threads, to `out` in shared memory; zeros for a bad row.
+/// Returns whether it is bad.
+template <int Dim>
+__device__ __forceinline__ bool fixed_row(const attention_inputs& a, const row_part<Dim>& x,
                                           std::int64_t position, bool present, int t,
                                           std::int16_t* out) {
   constexpr int steps = Dim / 32;
@@ -59,9 +72,7 @@ __device__ __forceinline__ bool fixed_row(const attention_inputs& a, const bf16*
   float v[steps][4], lane[4] = {};
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
-    const int d = 4 * t + 32 * i;
-    const bool inside = present && d < hd;
-    widen(inside ? *reinterpret_cast<const uint2*>(x + d) : uint2{0, 0}, v[i]);
+    widen(x[i], v[i]);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       lane[e] = add_flushed(lane[e], mul_exact_flushed(v[i][e], v[i][e]));
@@ -96,57 +107,66 @@ __device__ __forceinline__ bool fixed_row(const attention_inputs& a, const bf16*
 }
 
 /// A block of 64 rows as a slab [64, Dim] of balanced digits. `entries(row, d, v)` gives the
-/// integers at d ... d + 3 of a row. 256 threads.
+/// integers at d ... d + 7 of a row. 256 threads.
 template <int Dim, class Entries>
 __device__ __forceinline__ void write_rows(uint4* slab, const Entries& entries) {
-  constexpr int steps = Dim / 32;
-  for (int f = threadIdx.x; f < 4 * steps * 32; f += 256) {
-    const int lane = f % 32, piece = f / 32, g = lane / 4, t = lane % 4;
+  for (int f = threadIdx.x; f < Dim * 4; f += 256) {
+    const int row = f % 64, step = f / 64;
     uint4 low, high;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      std::int32_t v[4];
-      entries(piece / steps * 16 + g + 8 * (w % 2), piece % steps * 32 + 16 * (w / 2) + 4 * t, v);
-      const std::uint32_t raised[4] = {v[0] + 64u, v[1] + 64u, v[2] + 64u, v[3] + 64u};
-      pack_digits(raised, word(low, w), word(high, w));
+    for (int w = 0; w < 4; w += 2) {
+      std::int32_t v[8];
+      entries(row, 16 * step + 4 * w, v);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const std::uint32_t raised[4] = {v[4 * e] + 64u, v[4 * e + 1] + 64u, v[4 * e + 2] + 64u,
+                                         v[4 * e + 3] + 64u};
+        pack_digits(raised, word(low, w + e), word(high, w + e));
+      }
     }
-    slab[piece * piece_words + lane] = low;
-    slab[piece * piece_words + 32 + lane] = high;
+    slab[f] = low;
+    slab[f + row_digit<Dim>] = high;
   }
 }
 
 /// A block of 64 rows as a slab [Dim, 64] of bytes. `entry(row, d)` gives an integer.
 template <int Dim, class Entry>
 __device__ __forceinline__ void write_columns(uint4* slab, const Entry& entry) {
-  for (int f = threadIdx.x; f < Dim / 8 * 32; f += 256) {
-    const int lane = f % 32, piece = f / 32, g = lane / 4, t = lane % 4;
+  for (int f = threadIdx.x; f < Dim * 4; f += 256) {
+    const int d = f % Dim, step = f / Dim, row = step * 16;
     uint4 low, high;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      const int d = piece / 2 * 16 + g + 8 * (w % 2);
-      const int row = piece % 2 * 32 + 16 * (w / 2) + 2 * t;
-      const std::uint32_t first = pair_of(entry(row, d), entry(row + 1, d));
-      const std::uint32_t second = pair_of(entry(row + 8, d), entry(row + 9, d));
+      const std::uint32_t first = pair_of(entry(row + 2 * w, d), entry(row + 2 * w + 1, d));
+      const std::uint32_t second = pair_of(entry(row + 2 * w + 8, d), entry(row + 2 * w + 9, d));
       word(low, w) = low_bytes(first, second);
       word(high, w) = high_bytes(first, second);
     }
-    slab[piece * piece_words + lane] = low;
-    slab[piece * piece_words + 32 + lane] = high;
+    uint4* to = slab + column_word<Dim>(d, step);
+    to[0] = low;
+    to[column_digit<Dim>] = high;
   }
 }
 
-/// Four integers of 16 bits in shared memory.
-__device__ __forceinline__ void read_integers(const std::int16_t* x, std::int32_t (&v)[4]) {
-  const short4 s = *reinterpret_cast<const short4*>(x);
-  v[0] = s.x, v[1] = s.y, v[2] = s.z, v[3] = s.w;
-}
-/// Four values times a power of two; they are within the limit by the choice of the shift, and what
-/// a flush would make zero becomes 0 anyway.
-__device__ __forceinline__ void read_values(const bf16* x, float scale, std::int32_t (&v)[4]) {
-  float f[4];
-  widen(*reinterpret_cast<const uint2*>(x), f);
+/// Eight integers of 16 bits in shared memory.
+__device__ __forceinline__ void read_integers(const std::int16_t* x, std::int32_t (&v)[8]) {
+  const uint4 words = *reinterpret_cast<const uint4*>(x);
+  const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-  for (int e = 0; e < 4; ++e)
+  for (int e = 0; e < 4; ++e) {
+    v[2 * e] = static_cast<std::int16_t>(pairs[e]);
+    v[2 * e + 1] = static_cast<std::int32_t>(pairs[e]) >> 16;
+  }
+}
+/// Eight values times a power of two; they are within the limit by the choice of the shift, and
+/// what a flush would make zero becomes 0 anyway.
+__device__ __forceinline__ void read_values(const bf16* x, float scale, std::int32_t (&v)[8]) {
+  const uint4 words = *reinterpret_cast<const uint4*>(x);
+  float f[8];
+  widen(uint2{words.x, words.y}, f);
+  widen(uint2{words.z, words.w}, f + 4);
+#pragma unroll
+  for (int e = 0; e < 8; ++e)
     v[e] = nn::detail::nearest(arith::detail::mul_rn(f[e], scale));
 }
 
@@ -192,20 +212,25 @@ __global__ void __launch_bounds__(256)
   const std::int64_t block = blockIdx.x % a.blocks(), head = blockIdx.x / a.blocks();
   const std::int64_t n = head / a.s.kv_heads, g = head % a.s.kv_heads;
   const int t = threadIdx.x % 8, hd = static_cast<int>(a.s.head_dim);
-  for (int row = threadIdx.x / 8; row < 64; row += 32) {
+  row_part<Dim> keys[2], parts[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t position = block * 64 + 32 * half + threadIdx.x / 8;
+    const bf16* k = a.qkv + (n * a.s.seq + position) * a.s.qkv_width() + (a.s.heads + g) * hd;
+    read_part<Dim>(keys[half], k, position < a.s.seq, t, hd);
+    read_part<Dim>(parts[half], k + a.s.kv_heads * hd, position < a.s.seq, t, hd);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 32 * half + static_cast<int>(threadIdx.x) / 8;
     const std::int64_t position = block * 64 + row;
     const bool present = position < a.s.seq;
-    const bf16* k = a.qkv + (n * a.s.seq + position) * a.s.qkv_width() + (a.s.heads + g) * hd;
-    const bf16* v = k + a.s.kv_heads * hd;
-    bool bad = fixed_row<Dim>(a, k, position, present, t, fixed + row * pitch);
-    uint2 x[Dim / 32];
+    bool bad = fixed_row<Dim>(a, keys[half], position, present, t, fixed + row * pitch);
+    const row_part<Dim>& x = parts[half];
     std::uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < Dim / 32; ++i) {
-      const int d = 4 * t + 32 * i;
-      x[i] = present && d < hd ? *reinterpret_cast<const uint2*>(v + d) : uint2{0, 0};
+    for (int i = 0; i < Dim / 32; ++i)
       most = larger_of_pair(larger_of_pair(most, x[i].x), x[i].y);
-    }
     std::uint32_t largest = join_magnitude(most);
     bad = bad || largest >= 0x7f800000u;
     largest = bad ? 0 : largest;
@@ -223,10 +248,10 @@ __global__ void __launch_bounds__(256)
   }
   __syncthreads();
   const std::int64_t slab = std::int64_t{blockIdx.x} * (Dim * 8);
-  write_rows<Dim>(b.k_rows + slab, [&](int row, int d, std::int32_t(&v)[4]) {
+  write_rows<Dim>(b.k_rows + slab, [&](int row, int d, std::int32_t(&v)[8]) {
     read_integers(fixed + row * pitch + d, v);
   });
-  write_rows<Dim>(b.v_rows + slab, [&](int row, int d, std::int32_t(&v)[4]) {
+  write_rows<Dim>(b.v_rows + slab, [&](int row, int d, std::int32_t(&v)[8]) {
     read_values(values + row * pitch + d, facts.scale[row], v);
   });
   write_columns<Dim>(b.k_columns + slab, [&](int row, int d) { return fixed[row * pitch + d]; });
@@ -239,7 +264,7 @@ __global__ void __launch_bounds__(256)
 
 /// Blocks of q and dO. Grid: (sequence, head, block); 256 threads, 32 rows at a time.
 template <int Dim>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, Dim <= 128 ? 4 : 2)
     gradient_queries_kernel(attention_inputs a, attention_gradient gradient, gradient_buffers b) {
   constexpr int pitch = row_pitch<Dim>;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -250,24 +275,32 @@ __global__ void __launch_bounds__(256)
   const std::int64_t block = blockIdx.x % a.blocks(), head = blockIdx.x / a.blocks();
   const std::int64_t n = head / a.s.heads, h = head % a.s.heads;
   const int t = threadIdx.x % 8, hd = static_cast<int>(a.s.head_dim);
-  for (int row = threadIdx.x / 8; row < 64; row += 32) {
-    const std::int64_t position = block * 64 + row, token = n * a.s.seq + position;
+  row_part<Dim> queries[2], gradients[2], outputs[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t position = block * 64 + 32 * half + threadIdx.x / 8;
+    const std::int64_t token = n * a.s.seq + position, at = token * a.s.out_width() + h * hd;
     const bool present = position < a.s.seq;
-    fixed_row<Dim>(a, a.qkv + token * a.s.qkv_width() + h * hd, position, present, t,
-                   fixed + row * pitch);
-    uint2 x[Dim / 32];
+    read_part<Dim>(queries[half], a.qkv + token * a.s.qkv_width() + h * hd, present, t, hd);
+    read_part<Dim>(gradients[half], gradient.d_out + at, present, t, hd);
+    read_part<Dim>(outputs[half], gradient.out + at, present, t, hd);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 32 * half + static_cast<int>(threadIdx.x) / 8;
+    const std::int64_t position = block * 64 + row;
+    const bool present = position < a.s.seq;
+    fixed_row<Dim>(a, queries[half], position, present, t, fixed + row * pitch);
+    const row_part<Dim>& x = gradients[half];
     float lane[4] = {};
     std::uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < Dim / 32; ++i) {
-      const int d = 4 * t + 32 * i;
-      const std::int64_t at = token * a.s.out_width() + h * hd + d;
-      const bool inside = present && d < hd;
-      x[i] = inside ? *reinterpret_cast<const uint2*>(gradient.d_out + at) : uint2{0, 0};
       most = larger_of_pair(larger_of_pair(most, x[i].x), x[i].y);
+      const bool inside = present && 4 * t + 32 * i < hd;
       float v[4], o[4];
       widen(x[i], v);
-      widen(inside ? *reinterpret_cast<const uint2*>(gradient.out + at) : uint2{0, 0}, o);
+      widen(outputs[half][i], o);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         lane[e] = inside ? add_flushed(lane[e], mul_exact_flushed(v[e], o[e])) : lane[e];
@@ -295,10 +328,10 @@ __global__ void __launch_bounds__(256)
   const std::int64_t slab = std::int64_t{blockIdx.x} * (Dim * 8);
   const std::int32_t block_shift = nn::aligned_shift(facts.largest, nn::attention_limit, 126);
   const float block_scale = arith::pow2(block_shift);
-  write_rows<Dim>(b.q_rows + slab, [&](int row, int d, std::int32_t(&v)[4]) {
+  write_rows<Dim>(b.q_rows + slab, [&](int row, int d, std::int32_t(&v)[8]) {
     read_integers(fixed + row * pitch + d, v);
   });
-  write_rows<Dim>(b.o_rows + slab, [&](int row, int d, std::int32_t(&v)[4]) {
+  write_rows<Dim>(b.o_rows + slab, [&](int row, int d, std::int32_t(&v)[8]) {
     read_values(values + row * pitch + d, facts.scale[row], v);
   });
   write_columns<Dim>(b.q_columns + slab, [&](int row, int d) { return fixed[row * pitch + d]; });

@@ -11,9 +11,7 @@
 
 namespace ordo::cuda::detail {
 
-/// Entries of the head dimension that one work item sums, and those of one of its warps.
-template <int Dim>
-inline constexpr int sum_columns = Dim < 128 ? Dim : 128;
+/// Columns of one warp.
 template <int Dim>
 inline constexpr int warp_columns = sum_columns<Dim> / 2;
 
@@ -26,62 +24,109 @@ inline constexpr int sum_stage_bytes = tile_bytes + sum_columns<Dim> * 128 + att
 /// A pass's sums: how many work items, and whether d_k and d_v hold sums of earlier passes.
 struct sum_plan {
   std::int32_t key_items, query_items; ///< d_k and d_v of a block of keys, d_q of one of queries
+  std::int32_t first_group, groups;    ///< the pass's groups of heads, over all sequences
+  std::int32_t group, blocks;          ///< heads of a group, blocks of a sequence
   bool add;
 };
+
+inline sum_plan make_sum_plan(const attention_inputs& a, const tile_pass& pass) {
+  const std::int32_t group = static_cast<std::int32_t>(a.s.group());
+  const std::int32_t blocks = static_cast<std::int32_t>(a.blocks()), first = pass.head / group;
+  const std::int32_t groups = (pass.head + pass.heads - 1) / group - first + 1;
+  const bool first_of_group = pass.head % group == 0 && pass.begin == 0;
+  return {groups * blocks, pass.heads * (pass.end - pass.begin), first, groups, group, blocks,
+          !first_of_group};
+}
 
 #if defined(__CUDACC__)
 
 /// The tiles of one work item in turn.
 struct tile_walk {
-  const uint4 *left, *right; ///< of all tiles, of all slabs
-  const std::uint8_t* rest;
-  std::int64_t* out; ///< [64, Dim]
-  std::int32_t head, qb, kb, qb_end, qb_begin, count;
+  const uint4 *left, *right;                 ///< of all tiles, of all slabs
+  const std::uint8_t* rest;                  ///< of all tiles
+  std::int64_t* sums;                        ///< [64, Dim], by key
+  float* gradients;                          ///< [64, Dim], by query
+  std::int64_t tile, first_tile, head_tiles; ///< present one, first of the head, from head to head
+  std::int32_t slab, first_slab;             ///< likewise, `blocks` from head to head
+  std::int32_t qb, qb_begin, qb_end, count, blocks;
+  std::int32_t unit; ///< of queries
   bool by_key, add;
+
+  __device__ __forceinline__ void advance(const tile_numbers& numbers) {
+    ++slab;
+    if (!by_key) {
+      ++tile;
+      return;
+    }
+    tile += numbers.count(qb) - (numbers.first(qb + 1) - numbers.first(qb));
+    if (++qb == qb_end) {
+      qb = qb_begin;
+      tile = first_tile += head_tiles;
+      slab = first_slab += blocks;
+    }
+  }
 };
 
 template <int Dim>
 __device__ __forceinline__ tile_walk start_walk(const attention_inputs& a,
                                                 const gradient_buffers& b, const tile_pass& pass,
-                                                const sum_plan& plan) {
+                                                const sum_plan& plan, int item) {
   const std::int64_t entries = attention_block * Dim;
-  int item = static_cast<int>(blockIdx.x);
   tile_walk w{};
+  w.blocks = plan.blocks;
+  int group = 0;
   if (item < 2 * plan.key_items) {
     // Blocks of keys with the most queries first.
     const bool is_value = item % 2 != 0;
     item /= 2;
-    const int groups = plan.key_items / static_cast<int>(a.blocks());
-    const std::int64_t group = group_of(a.s, pass.head) + item % groups;
-    w.kb = item / groups;
-    const std::int64_t first = group * a.s.group(), last = first + a.s.group();
-    const std::int64_t end = pass.head + pass.heads;
-    w.head = static_cast<std::int32_t>(first > pass.head ? first : pass.head);
-    const int heads = static_cast<int>((last < end ? last : end) - w.head);
-    w.qb_begin = w.kb > pass.begin ? w.kb : pass.begin;
-    w.qb_end = pass.numbers.end(w.kb) < pass.end ? pass.numbers.end(w.kb) : pass.end;
-    w.qb = w.qb_begin;
+    const int kb = item / plan.groups;
+    group = plan.first_group + item % plan.groups;
+    const int first = max(group * plan.group, pass.head);
+    const int heads = min((group + 1) * plan.group, pass.head + pass.heads) - first;
+    w.qb = w.qb_begin = max(kb, pass.begin);
+    w.qb_end = min(pass.numbers.end(kb), pass.end);
     w.count = w.qb_end > w.qb_begin ? heads * (w.qb_end - w.qb_begin) : 0;
+    w.tile = w.first_tile = pass.place(first, w.qb, kb);
+    w.head_tiles = pass.tiles_per_head();
+    w.slab = w.first_slab = first * plan.blocks + w.qb;
     w.by_key = true;
     w.add = plan.add;
     w.left = is_value ? b.p_columns : b.ds_columns;
     w.right = is_value ? b.o_columns : b.q_columns;
     w.rest = b.rest + (is_value ? 128 : 64);
-    w.out = (is_value ? b.d_v : b.d_k) + (group * a.blocks() + w.kb) * entries;
+    w.sums = (is_value ? b.d_v : b.d_k) + (std::int64_t{group} * plan.blocks + kb) * entries;
   } else {
     item -= 2 * plan.key_items;
-    w.head = pass.head + item % pass.heads;
-    w.qb = pass.end - 1 - item / pass.heads;
-    w.kb = pass.numbers.first(w.qb);
-    w.count = pass.numbers.count(w.qb);
+    const int head = pass.head + item % pass.heads, qb = pass.end - 1 - item / pass.heads;
+    const int kb = pass.numbers.first(qb);
+    group = head / plan.group;
+    w.count = pass.numbers.count(qb);
+    w.tile = pass.place(head, qb, kb);
+    w.slab = group * plan.blocks + kb;
     w.left = b.ds_rows;
     w.right = b.k_columns;
     w.rest = b.rest;
-    w.out = b.d_q + (w.head * a.blocks() + w.qb) * entries;
+    w.gradients = b.d_q + (std::int64_t{head} * plan.blocks + qb) * entries;
   }
-  if (!group_units(a, b, group_of(a.s, w.head)).representable)
+  const nn::attention_units units = group_units(a, b, group);
+  w.unit = units.query;
+  if (!units.representable)
     w.count = 0;
   return w;
+}
+
+/// Two neighbouring sums to entries `at`, `at` + 1 of the walk's result.
+__device__ __forceinline__ void store_pair(const attention_inputs& a, const tile_walk& w,
+                                           std::int64_t at, std::int64_t first,
+                                           std::int64_t second) {
+  if (!w.by_key) {
+    *reinterpret_cast<float2*>(w.gradients + at) = {gradient_of(a, first, w.unit),
+                                                    gradient_of(a, second, w.unit)};
+    return;
+  }
+  longlong2* to = reinterpret_cast<longlong2*>(w.sums + at);
+  const longlong2 before = w.add ? *to : longlong2{0, 0};
+  *to = {first + before.x, second + before.y};
 }
 
 /// One item: a block of 64 rows by `sum_columns` of the head dimension. Warp w: rows 16 (w % 4)
@@ -92,8 +137,9 @@ public:
   __device__ __forceinline__ sum_work(const attention_inputs& a, const gradient_buffers& b,
                                       const tile_pass& pass, const sum_plan& plan,
                                       unsigned char* shared)
-      : a_(a), pass_(pass), walk_(start_walk<Dim>(a, b, pass, plan)), shared_(shared),
-        lane_(threadIdx.x % 32), strip_(threadIdx.x / 32 % 4), half_(threadIdx.x / 128) {}
+      : a_(a), pass_(pass), walk_(start_walk<Dim>(a, b, pass, plan, static_cast<int>(blockIdx.x))),
+        shared_(shared), lane_(threadIdx.x % 32), strip_(threadIdx.x / 32 % 4),
+        half_(threadIdx.x / 128) {}
 
   __device__ __forceinline__ void run() {
     const int count = walk_.count;
@@ -120,47 +166,43 @@ private:
   __device__ __forceinline__ void load(int stage) {
     tile_walk& w = walk_;
     unsigned char* to = shared_ + stage * sum_stage_bytes<Dim>;
-    const std::int64_t place = pass_.place(w.head, w.qb, w.kb);
-    const std::int64_t slab =
-        w.by_key ? w.head * a_.blocks() + w.qb : group_of(a_.s, w.head) * a_.blocks() + w.kb;
-    const uint4* left = w.left + place * tile_words;
-    const uint4* right = w.right + slab * (Dim * 8) + blockIdx.y * (columns * 8);
+    const uint4* left = w.left + w.tile * tile_words;
+    const uint4* right = w.right + std::int64_t{w.slab} * (Dim * 8) + blockIdx.y * (columns * 8);
     for (int i = threadIdx.x; i < tile_words; i += 256)
       copy_16(to + 16 * i, left + i);
     for (int i = threadIdx.x; i < columns * 8; i += 256)
       copy_16(to + tile_bytes + 16 * i, right + i);
     if (threadIdx.x < 4) {
       copy_16(to + tile_bytes + columns * 128 + 16 * threadIdx.x,
-              w.rest + place * (3 * 64) + 16 * threadIdx.x);
+              w.rest + w.tile * (3 * 64) + 16 * threadIdx.x);
     }
-    if (!w.by_key) {
-      ++w.kb;
-    } else if (++w.qb == w.qb_end) {
-      w.qb = w.qb_begin;
-      ++w.head;
-    }
+    w.advance(pass_.numbers);
   }
 
   /// Adds the product of a stage. With the bytes' products hh, hl, lh, ll, the sum of a row is
   /// y 2^8 + ll where y = hh 2^8 + hl + lh is below 2^27.
   __device__ __forceinline__ void add_tile(int stage) {
     const unsigned char* from = shared_ + stage * sum_stage_bytes<Dim>;
-    const uint4* left = reinterpret_cast<const uint4*>(from) + strip_ * 2 * piece_words + lane_;
-    const uint4* right = reinterpret_cast<const uint4*>(from + tile_bytes) +
-                         half_ * pieces16 * 2 * piece_words + lane_;
+    const uint4* left = reinterpret_cast<const uint4*>(from) + strip_ * 2 * piece_words;
+    const bool half_order = !walk_.by_key;
+    const uint4* right = reinterpret_cast<const uint4*>(from + tile_bytes) + half_ * (columns / 2) +
+                         lane_ % 16 + lane_ / 16 * columns;
     const unsigned char* rest = from + tile_bytes + columns * 128 + 16 * strip_ + lane_ / 4;
     const int shift[2] = {rest[0], rest[8]};
     const bool narrow = __all_sync(~0u, shift[0] <= 22 && shift[1] <= 22) != 0;
-    const uint4 a_low[2] = {left[0], left[piece_words]};
-    const uint4 a_high[2] = {left[32], left[piece_words + 32]};
+    const uint4 a_low[2] = {load_fragment(left, lane_, half_order),
+                            load_fragment(left + piece_words, lane_, half_order)};
+    const uint4 a_high[2] = {load_fragment(left + 32, lane_, half_order),
+                             load_fragment(left + piece_words + 32, lane_, half_order)};
 #pragma unroll
     for (int j = 0; j < pieces16; ++j) {
       std::int32_t y[2][4] = {}, low[2][4] = {};
       uint4 b_low[2], b_high[2];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        b_low[k] = right[(2 * j + k) * piece_words];
-        b_high[k] = right[(2 * j + k) * piece_words + 32];
+        const uint4* piece = right + 16 * j + 2 * k * columns;
+        load_piece(b_low[k], piece);
+        load_piece(b_high[k], piece + column_digit<Dim>);
         multiply<byte_kind::high, byte_kind::high>(y, a_high[k], b_high[k]);
         multiply<byte_kind::low, byte_kind::low>(low, a_low[k], b_low[k]);
       }
@@ -191,8 +233,8 @@ private:
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         std::int64_t& s = sum[e / 4][e % 4];
-        s += std::int64_t{y[e / 4][e % 4]} * scale_y[e % 4 / 2];
-        s += std::int64_t{low[e / 4][e % 4]} * scale[e % 4 / 2];
+        s = add_product(s, y[e / 4][e % 4], scale_y[e % 4 / 2]);
+        s = add_product(s, low[e / 4][e % 4], scale[e % 4 / 2]);
       }
     } else {
 #pragma unroll
@@ -204,20 +246,14 @@ private:
   }
 
   __device__ __forceinline__ void store() const {
-    std::int64_t* to = walk_.out + (16 * strip_ + lane_ / 4) * Dim + blockIdx.y * columns +
-                       half_ * (columns / 2) + 2 * (lane_ % 4);
+    const std::int64_t at = (16 * strip_ + lane_ / 4) * Dim + blockIdx.y * columns +
+                            half_ * (columns / 2) + 2 * (lane_ % 4);
 #pragma unroll
     for (int j = 0; j < 2 * pieces16; ++j) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        longlong2* at = reinterpret_cast<longlong2*>(to + 8 * j + 8 * r * Dim);
-        longlong2 v{sum_[j / 2][j % 2][2 * r], sum_[j / 2][j % 2][2 * r + 1]};
-        if (walk_.add) {
-          const longlong2 before = *at;
-          v.x += before.x;
-          v.y += before.y;
-        }
-        *at = v;
+        store_pair(a_, walk_, at + 8 * j + 8 * r * Dim, sum_[j / 2][j % 2][2 * r],
+                   sum_[j / 2][j % 2][2 * r + 1]);
       }
     }
   }
@@ -243,13 +279,9 @@ __global__ void __launch_bounds__(256, 2)
 }
 
 template <int Dim>
-void gradient_sums(cudaStream_t stream, const attention_inputs& a, const gradient_buffers& b,
-                   const tile_pass& pass) {
-  const std::int64_t group = a.s.group();
-  const std::int64_t first = pass.head / group, last = (pass.head + pass.heads - 1) / group;
-  const bool first_of_group = pass.head % group == 0 && pass.begin == 0;
-  const sum_plan plan{static_cast<std::int32_t>((last - first + 1) * a.blocks()),
-                      pass.heads * (pass.end - pass.begin), !first_of_group};
+void gradient_sums_mma(cudaStream_t stream, const attention_inputs& a, const gradient_buffers& b,
+                       const tile_pass& pass) {
+  const sum_plan plan = make_sum_plan(a, pass);
   launch("ordo::cuda::attention_backward", gradient_sums_kernel<Dim>,
          dim3(static_cast<unsigned>(2 * plan.key_items) + static_cast<unsigned>(plan.query_items),
               Dim / sum_columns<Dim>),

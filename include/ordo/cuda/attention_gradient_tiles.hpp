@@ -7,62 +7,11 @@
 
 #include <cstdint>
 
-#include <ordo/cuda/attention_gradient.hpp>
-#include <ordo/nn/attention_tiles.hpp>
+#include <ordo/cuda/attention_gradient_parts.hpp>
 
 namespace ordo::cuda::detail {
 
-/// Shared memory of the tile kernel: four slabs, then this.
-struct tile_rows {
-  float lse[64], delta[64], o_scale[64];
-  float query_part[2][64], key_part[2][64], p_part[2][64]; ///< largest magnitudes of half a tile
-  float query_scale[64], key_scale[64], p_scale[64];       ///< 2^shift
-};
-template <int Dim>
-inline constexpr int tile_shared_bytes = 4 * Dim * 128 + static_cast<int>(sizeof(tile_rows));
-
 #if defined(__CUDACC__)
-
-/// A warp's part of a tile: 32 keys (rows) by 32 queries (columns). Lane (g, t) holds keys
-/// 16m + 8r + g and queries 8u + 2t + c in [m][u][2r + c].
-using tile_part = float[2][4][4];
-
-/// Products of 32 keys and 16 queries over the head dimension, from slabs of balanced digits.
-/// `keys` and `queries` point at the lane's words of their first pieces.
-template <int Dim>
-__device__ __forceinline__ void dot_rows(const uint4* keys, const uint4* queries,
-                                         std::int32_t (&x)[2][2][4]) {
-  constexpr int steps = Dim / 32;
-  std::int32_t high[2][2][4] = {}, middle[2][2][4] = {}, low[2][2][4] = {};
-#pragma unroll
-  for (int s = 0; s < steps; ++s) {
-    const uint4 q_low = queries[s * piece_words], q_high = queries[s * piece_words + 32];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const uint4 k_low = keys[(m * steps + s) * piece_words];
-      const uint4 k_high = keys[(m * steps + s) * piece_words + 32];
-      const std::uint32_t al[4] = {k_low.x, k_low.y, k_low.z, k_low.w};
-      const std::uint32_t ah[4] = {k_high.x, k_high.y, k_high.z, k_high.w};
-      mma_s8(high[m][0], ah, q_high.x, q_high.z);
-      mma_s8(high[m][1], ah, q_high.y, q_high.w);
-      mma_s8(middle[m][0], ah, q_low.x, q_low.z);
-      mma_s8(middle[m][1], ah, q_low.y, q_low.w);
-      mma_s8(low[m][0], al, q_low.x, q_low.z);
-      mma_s8(low[m][1], al, q_low.y, q_low.w);
-      mma_s8(middle[m][0], al, q_high.x, q_high.z);
-      mma_s8(middle[m][1], al, q_high.y, q_high.w);
-    }
-  }
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int u = 0; u < 2; ++u) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        x[m][u][e] = (high[m][u][e] * 128 + middle[m][u][e]) * 128 + low[m][u][e];
-    }
-  }
-}
 
 /// One block of queries against the key blocks that it sees.
 template <int Dim>
@@ -74,8 +23,8 @@ public:
                                        unsigned char* shared)
       : a_(a), b_(b), pass_(pass), q_(reinterpret_cast<uint4*>(shared)), o_(q_ + slab),
         k_(o_ + slab), v_(k_ + slab), rows_(*reinterpret_cast<tile_rows*>(v_ + slab)),
-        lane_(threadIdx.x % 32), g_(lane_ / 4), t_(lane_ % 4), key_half_(threadIdx.x / 32 % 2),
-        query_half_(threadIdx.x / 64) {
+        lane_(threadIdx.x % 32), g_(lane_ / 4), t_(lane_ % 4), piece_(lane_ % 16 + lane_ / 16 * 64),
+        key_half_(threadIdx.x / 32 % 2), query_half_(threadIdx.x / 64) {
     head_ = pass.head + static_cast<int>(blockIdx.x) % pass.heads;
     qb_ = pass.end - 1 - static_cast<int>(blockIdx.x) / pass.heads; // long rows first
     group_ = group_of(a.s, head_);
@@ -110,7 +59,7 @@ public:
   }
 
 private:
-  static constexpr int slab = Dim * 8, steps = Dim / 32; ///< words
+  static constexpr int slab = Dim * 8; ///< words
 
   __device__ __forceinline__ std::int64_t key_slab(int kb) const {
     return (group_ * a_.blocks() + kb) * slab;
@@ -156,8 +105,7 @@ private:
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::int32_t x[2][2][4];
-      dot_rows<Dim>(k_ + 2 * key_half_ * steps * piece_words + lane_,
-                    q_ + (2 * query_half_ + half) * steps * piece_words + lane_, x);
+      dot_rows<Dim>(k_ + 32 * key_half_ + piece_, q_ + 32 * query_half_ + 16 * half + piece_, x);
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const float2 lse = pair(rows_.lse, 2 * half + u);
@@ -167,7 +115,7 @@ private:
           for (int e = 0; e < 4; ++e) {
             const float l = nn::detail::logit(x[m][u][e], a_.scales.logit);
             p[m][2 * half + u][e] =
-                arith::detail::exp_bounded(arith::detail::add_rn(l, e % 2 == 0 ? -lse.x : -lse.y));
+                exp_fused(arith::detail::add_rn(l, e % 2 == 0 ? -lse.x : -lse.y));
           }
         }
       }
@@ -207,8 +155,7 @@ private:
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::int32_t x[2][2][4];
-      dot_rows<Dim>(v_ + 2 * key_half_ * steps * piece_words + lane_,
-                    o_ + (2 * query_half_ + half) * steps * piece_words + lane_, x);
+      dot_rows<Dim>(v_ + 32 * key_half_ + piece_, o_ + 32 * query_half_ + 16 * half + piece_, x);
       if (plain) {
         differences(half, x, v_scale, p, ds, [](float dot, float os, float vs, float d, float pij) {
           using namespace arith::detail;
@@ -311,11 +258,6 @@ private:
       choose(rows.p_part, units_.value - o_shift_, rows.p_scale, rest + 128);
   }
 
-  /// The bits of x * scale as an integer: its low 16 bits are the integer's.
-  __device__ __forceinline__ static std::uint32_t integer(float x, float scale) {
-    return static_cast<std::uint32_t>(nn::detail::nearest(arith::detail::mul_rn(x, scale)));
-  }
-
   /// The tile's integers to scratch, in fragment order.
   __device__ __forceinline__ void write(std::int64_t place, const tile_part& p,
                                         const tile_part& ds) const {
@@ -323,7 +265,7 @@ private:
     write_by_key(at, p, rows_.p_scale);
     at = b_.ds_columns + place * tile_words + lane_;
     write_by_key(at, ds, rows_.key_scale);
-    write_by_query(b_.ds_rows + place * tile_words + lane_, ds);
+    write_by_query(b_.ds_rows + place * tile_words, ds);
   }
   __device__ __forceinline__ void write_by_key(uint4* tile, const tile_part& x,
                                                const float (&scales)[64]) const {
@@ -337,9 +279,9 @@ private:
         for (int w = 0; w < 2; ++w) {
           const float(&first)[4] = x[m][2 * w], (&second)[4] = x[m][2 * w + 1];
           const std::uint32_t a =
-              pair_of(integer(first[2 * r], scale), integer(first[2 * r + 1], scale));
+              pair_of(low_integer(first[2 * r], scale), low_integer(first[2 * r + 1], scale));
           const std::uint32_t b =
-              pair_of(integer(second[2 * r], scale), integer(second[2 * r + 1], scale));
+              pair_of(low_integer(second[2 * r], scale), low_integer(second[2 * r + 1], scale));
           word(low, 2 * w + r) = low_bytes(a, b);
           word(high, 2 * w + r) = high_bytes(a, b);
         }
@@ -362,16 +304,20 @@ private:
         for (int v = 0; v < 4; ++v) {
           const float(&e)[4] = x[v / 2][u];
           pairs[v] = transpose_tile(
-              pair_of(integer(e[v % 2 * 2], scale.x), integer(e[v % 2 * 2 + 1], scale.y)));
+              pair_of(low_integer(e[v % 2 * 2], scale.x), low_integer(e[v % 2 * 2 + 1], scale.y)));
         }
         word(low, r) = low_bytes(pairs[0], pairs[1]);
         word(high, r) = high_bytes(pairs[0], pairs[1]);
         word(low, 2 + r) = low_bytes(pairs[2], pairs[3]);
         word(high, 2 + r) = high_bytes(pairs[2], pairs[3]);
       }
-      uint4* to = tile + ((2 * query_half_ + m) * 2 + key_half_) * piece_words;
-      __stcs(to, low);
-      __stcs(to + 32, high);
+      uint2* to =
+          reinterpret_cast<uint2*>(tile + ((2 * query_half_ + m) * 2 + key_half_) * piece_words) +
+          lane_;
+      __stcs(to, uint2{low.x, low.y});
+      __stcs(to + 32, uint2{low.z, low.w});
+      __stcs(to + 64, uint2{high.x, high.y});
+      __stcs(to + 96, uint2{high.z, high.w});
     }
   }
 
@@ -380,7 +326,7 @@ private:
   const tile_pass& pass_;
   uint4 *q_, *o_, *k_, *v_;
   tile_rows& rows_;
-  int lane_, g_, t_, key_half_, query_half_, head_, qb_;
+  int lane_, g_, t_, piece_, key_half_, query_half_, head_, qb_;
   std::int64_t group_;
   nn::attention_units units_;
   std::int32_t o_shift_, o_most_;
@@ -399,9 +345,9 @@ __global__ void __launch_bounds__(128, Dim <= 128 ? 3 : 1)
 }
 
 template <int Dim>
-void gradient_tiles(cudaStream_t stream, const attention_inputs& a,
-                    const attention_gradient& gradient, const gradient_buffers& b,
-                    const tile_pass& pass) {
+void gradient_tiles_mma(cudaStream_t stream, const attention_inputs& a,
+                        const attention_gradient& gradient, const gradient_buffers& b,
+                        const tile_pass& pass) {
   launch("ordo::cuda::attention_backward", gradient_tiles_kernel<Dim>,
          dim3(static_cast<unsigned>(pass.heads) * static_cast<unsigned>(pass.end - pass.begin)),
          dim3(128), tile_shared_bytes<Dim>, stream, a, gradient, b, pass);

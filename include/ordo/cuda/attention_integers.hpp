@@ -49,12 +49,13 @@ inline int attention_padded_dim(std::int64_t head_dim) {
   return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
 
-/// Integer forms, in scratch. Blocks of 64 rows, zeros beyond the sequence. A digit plane holds
-/// v = low + 128 high, low in [-64, 63]; Dim is the padded head dimension.
+/// Integer forms, in scratch. Blocks of 64 rows, zeros beyond the sequence. Digits of
+/// v = low + 128 high, low in [-64, 63]; Dim is the padded head dimension. Pieces of 16 bytes of
+/// all rows follow each other (core matrices, attention_bytes.hpp).
 struct attention_planes {
-  std::int8_t* q;         ///< [batch, heads, block][low, high][64][Dim]
-  std::int8_t* k;         ///< [batch, kv_heads, block][low, high][64][Dim]
-  std::int8_t* v;         ///< [batch, kv_heads, block][Dim][64]: codes, keys by attention_place
+  std::int8_t* q;         ///< [batch, heads, block][low, high][Dim / 16][64][16]
+  std::int8_t* k;         ///< [batch, kv_heads, block][low, high][Dim / 16][64][16]
+  std::int8_t* v;         ///< [batch, kv_heads, block][4][Dim][16]: codes, keys by attention_place
   float* v_weight;        ///< [batch, kv_heads, block]: step * (1/127)
   std::uint64_t* bad_key; ///< [batch, kv_heads, block]: bit j: key or value row j is not finite
   std::uint8_t* bad_row;  ///< [batch, heads + kv_heads, block * 64]: q and k rows
@@ -192,8 +193,8 @@ __global__ void __launch_bounds__(256)
     const std::int64_t head = is_key ? n * a.s.kv_heads + h - a.s.heads : n * a.s.heads + h;
     const std::int64_t block = head * a.blocks() + position / attention_block;
     std::uint32_t* out = reinterpret_cast<std::uint32_t*>(
-        (is_key ? planes.k : planes.q) +
-        (block * 2 * attention_block + position % attention_block) * Dim);
+        (is_key ? planes.k : planes.q) + block * 2 * attention_block * Dim +
+        t / 4 * 16 * attention_block + position % attention_block * 16);
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       std::uint32_t raised[4], low, high;
@@ -213,8 +214,9 @@ __global__ void __launch_bounds__(256)
         }
       }
       pack_digits(raised, low, high);
-      out[8 * i + t] = bad ? 0 : low;
-      out[8 * i + t + attention_block * Dim / 4] = bad ? 0 : high;
+      const int at = 8 * i * attention_block + t % 4;
+      out[at] = bad ? 0 : low;
+      out[at + attention_block * Dim / 4] = bad ? 0 : high;
     }
     if (t == 0)
       planes.bad_row[(n * all + h) * a.blocks() * attention_block + position] = bad;
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(256)
   std::uint32_t* out = reinterpret_cast<std::uint32_t*>(planes.v) +
                        std::int64_t{blockIdx.x} * Dim * attention_block / 4;
   for (int e = threadIdx.x; e < Dim * attention_block / 4; e += 256)
-    out[e] = tile[e / 16 * (pitch / 4) + e % 16];
+    out[e] = tile[e / 4 % Dim * (pitch / 4) + e / (4 * Dim) * 4 + e % 4];
   if (threadIdx.x == 0) {
     planes.v_weight[blockIdx.x] = arith::mul(step, arith::div(1.0f, 127.0f));
     planes.bad_key[blockIdx.x] = std::uint64_t{bad[1]} << 32 | bad[0];

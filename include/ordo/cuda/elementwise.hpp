@@ -99,27 +99,27 @@ __global__ void __launch_bounds__(Threads) scale(float* a, float factor, flat_cu
   }
 }
 
-inline constexpr int transpose_tile = 64;
+inline constexpr int transpose_side = 64;
 
 /// One tile of 64 x 64 a block of 64 x 8 threads; the tile's rows are padded by one word, so that
 /// neither its rows nor its columns meet in one bank.
 template <class T>
 __global__ void __launch_bounds__(512)
     transpose(const T* x, T* y, std::int64_t rows, std::int64_t columns) {
-  constexpr int padded = transpose_tile + (sizeof(T) < 4 ? 4 / static_cast<int>(sizeof(T)) : 1);
-  __shared__ T tile[transpose_tile][padded];
-  const std::int64_t across = pieces<std::int64_t>(columns, transpose_tile);
-  const std::int64_t r0 = blockIdx.x / across * transpose_tile;
-  const std::int64_t c0 = blockIdx.x % across * transpose_tile;
+  constexpr int padded = transpose_side + (sizeof(T) < 4 ? 4 / static_cast<int>(sizeof(T)) : 1);
+  __shared__ T tile[transpose_side][padded];
+  const std::int64_t across = pieces<std::int64_t>(columns, transpose_side);
+  const std::int64_t r0 = blockIdx.x / across * transpose_side;
+  const std::int64_t c0 = blockIdx.x % across * transpose_side;
   const int lane = static_cast<int>(threadIdx.x);
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.y); i < transpose_tile; i += 8) {
+  for (int i = static_cast<int>(threadIdx.y); i < transpose_side; i += 8) {
     if (r0 + i < rows && c0 + lane < columns)
       tile[i][lane] = x[(r0 + i) * columns + c0 + lane];
   }
   __syncthreads();
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.y); i < transpose_tile; i += 8) {
+  for (int i = static_cast<int>(threadIdx.y); i < transpose_side; i += 8) {
     if (c0 + i < columns && r0 + lane < rows)
       y[(c0 + i) * rows + r0 + lane] = tile[lane][i];
   }
@@ -152,10 +152,10 @@ inline void scale(cudaStream_t stream, float* a, float factor, std::int64_t n) {
 /// y = x^T. Shape: x [rows, columns], y [columns, rows]. Bits: moved.
 template <class T>
 void transpose(cudaStream_t stream, const T* x, T* y, std::int64_t rows, std::int64_t columns) {
-  constexpr std::int64_t tile = detail::transpose_tile;
+  constexpr std::int64_t tile = detail::transpose_side;
   launch("ordo::cuda::transpose", detail::transpose<T>,
          dim3(static_cast<unsigned>(pieces(rows, tile) * pieces(columns, tile))),
-         dim3(detail::transpose_tile, 8), 0, stream, x, y, rows, columns);
+         dim3(detail::transpose_side, 8), 0, stream, x, y, rows, columns);
 }
 
 } // namespace ordo::cuda

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256) embedding_rows(const std::uint32_t* ids, 
 }
 
 /// Words of the vocabulary that a block counts together.
-inline constexpr int tile_words = 2048;
+inline constexpr int words_of_tile = 2048;
 inline constexpr int tile_threads = 256;
 
 /// start[w + 1] = positions that hold w. A sum of integers: its order is of no matter.
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(Threads)
     sum_tiles(const std::uint32_t* start, std::int64_t n, std::uint32_t* tile) {
   __shared__ std::uint32_t scratch[tile_threads / 32];
   std::uint32_t sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < tile_words; i += tile_threads) {
-    const std::int64_t w = std::int64_t{blockIdx.x} * tile_words + i;
+  for (int i = static_cast<int>(threadIdx.x); i < words_of_tile; i += tile_threads) {
+    const std::int64_t w = std::int64_t{blockIdx.x} * words_of_tile + i;
     sum += w < n ? start[w] : 0u;
   }
   sum = block_sum(sum, scratch);
@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(Threads)
 template <int Threads>
 __global__ void __launch_bounds__(Threads)
     accumulate_tiles(std::uint32_t* start, std::int64_t n, const std::uint32_t* tile) {
-  constexpr int own = tile_words / tile_threads;
+  constexpr int own = words_of_tile / tile_threads;
   __shared__ std::uint32_t scratch[tile_threads / 32], warp_sum[tile_threads / 32];
   std::uint32_t before = 0;
   for (unsigned b = threadIdx.x; b < blockIdx.x; b += tile_threads)
     before += tile[b];
   before = block_sum(before, scratch);
-  const std::int64_t first = std::int64_t{blockIdx.x} * tile_words + threadIdx.x * own;
+  const std::int64_t first = std::int64_t{blockIdx.x} * words_of_tile + threadIdx.x * own;
   std::uint32_t up_to[own], sum = 0;
 #pragma unroll
   for (int i = 0; i < own; ++i) {
@@ -234,7 +234,7 @@ inline void embedding(cudaStream_t stream, const std::uint32_t* ids, const bf16*
 
 /// Numbers that group_positions needs as scratch for a vocabulary of v words.
 inline std::int64_t group_scratch(std::int64_t v) {
-  return pieces<std::int64_t>(v + 1, detail::tile_words);
+  return pieces<std::int64_t>(v + 1, detail::words_of_tile);
 }
 
 /// The positions of a micro-batch by word: start[w] to start[w + 1] is the part of `position` that

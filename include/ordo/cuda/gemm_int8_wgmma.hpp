@@ -54,7 +54,7 @@ __device__ __forceinline__ void produce(const CUtensorMap& map_a, const CUtensor
     const int row = t.row + rank * tile_rows, column = t.column + rank * half;
     for (int step = 0; step < p.steps; ++step) {
       const std::uint32_t full = shared + layout::full + 8 * place.stage;
-      hopper::barrier_wait_cluster(shared + layout::empty + 8 * place.stage, place.parity ^ 1u);
+      hopper::barrier_wait(shared + layout::empty + 8 * place.stage, place.parity ^ 1u);
       hopper::barrier_expect(full, layout::a_stage + layout::b_stage);
       hopper::load_box(shared + layout::a + place.stage * layout::a_stage, map_a, row,
                        step * tile_depth, full);

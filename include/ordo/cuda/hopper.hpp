@@ -211,10 +211,11 @@ __device__ __forceinline__ void barrier_init_done() {
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Arrives at the barrier of another block, given by `in_block`.
+/// Arrives at the barrier of another block, given by `in_block`. Publishes nothing that this thread
+/// has written: it says that products have read a buffer, which the copy engine may fill again. (A
+/// release to the cluster would be a fence of the whole device, in every step of a product.)
 __device__ __forceinline__ void barrier_arrive_cluster(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /// Arrives, and lets the phase last until `bytes` more bytes have been copied.
 __device__ __forceinline__ void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
@@ -237,19 +238,6 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
   while (!barrier_try(barrier, parity)) {
   }
 }
-/// The same where threads of other blocks arrive, or copies of theirs write here.
-__device__ __forceinline__ void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
-  std::uint32_t done = 0;
-  while (done == 0) {
-    asm volatile("{\n .reg .pred p;\n"
-                 " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                 " selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-  }
-}
-
 /// A place in a ring of `Stages` buffers and the parity of its present round.
 template <int Stages>
 struct ring_place {

@@ -74,8 +74,8 @@ __device__ __forceinline__ void plain_part(const digits_task& task, std::int64_t
 }
 
 /// The same for any rows, by the rules. Rows that take no part have an inverse of 0.
-__device__ __noinline__ void part_by_rule(const digits_task& task, std::int64_t row,
-                                          std::int64_t column, float (&x)[8][4]) {
+inline __device__ __noinline__ void part_by_rule(const digits_task& task, std::int64_t row,
+                                                 std::int64_t column, float (&x)[8][4]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const row_terms& terms = task.terms;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include <ordo/arith/bf16.hpp>
 #include <ordo/core/execution.hpp>
@@ -60,7 +61,7 @@ struct loss_scratch : loss_extents {
   memory<bf16> hidden_memory;
   memory<float> logits_memory, factors, pulls;
   memory<std::int64_t> totals;
-  typename memory<std::int64_t>::HostMirror host_totals;
+  decltype(Kokkos::create_mirror_view(std::declval<memory<std::int64_t>>())) host_totals;
 
   /// `wanted_rows`: rows whose logits exist at one time, rounded up to whole blocks. Tuning:
   /// changes no bit.

@@ -51,12 +51,13 @@ workspace<Space>::workspace(const config& c, const numerics& n, std::int64_t bat
   branch_ = matrix("ordo::model::branch", d);
   activated_ = matrix("ordo::model::activated", f);
   d_stream_ = matrix("ordo::model::d_stream", d);
-  d_branch_ = matrix("ordo::model::d_branch", d);
-  d_normal_ = matrix("ordo::model::d_normal", d);
+  // What the forward pass is done with serves the backward pass.
+  d_branch_ = branch_;
+  d_normal_ = normal_;
   d_qkv_ = matrix("ordo::model::d_qkv", c.qkv_rows());
   d_attended_ = matrix("ordo::model::d_attended", attended);
   d_gate_up_ = matrix("ordo::model::d_gate_up", 2 * f);
-  d_activated_ = matrix("ordo::model::d_activated", f);
+  d_activated_ = activated_;
   embedding_inverse_rms_ = vector("ordo::model::embedding_inverse_rms");
   final_inverse_rms_ = vector("ordo::model::final_inverse_rms");
   gain_partial_ = decltype(gain_partial_)(

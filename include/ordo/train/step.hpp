@@ -73,6 +73,7 @@ private:
   model::numerics numerics_;
   model::prepared_weights<Space> weights_;
   model::workspace<Space> workspace_;
+  digest::tensor_digester<Space> gradient_digester_, parameter_digester_, optimizer_digester_;
   std::vector<vector> free_;
   std::vector<std::uint32_t> ids_, labels_;
 };
@@ -142,10 +143,12 @@ step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::ui
       const vector contribution = take();
       for (std::uint64_t a = 0; a < accumulation; ++a) {
         micro_batch(windows, replica, shard, a, token_scale, contribution, total);
-        result.microbatch_roots.push_back(digest::state_root(
-            digest::tensor_roots(space_, gradient_tensors<Space>(weights_.table(), contribution))));
+        if (a > 0) // hashed by now; the device had the next micro-batch to go on with
+          result.microbatch_roots.push_back(digest::state_root(gradient_digester_.finish()));
+        gradient_digester_.start(space_, gradient_tensors<Space>(weights_.table(), contribution));
         comm::add_into<Space>(space_, rank, contribution);
       }
+      result.microbatch_roots.push_back(digest::state_root(gradient_digester_.finish()));
       free_.push_back(contribution);
       if (shard == 0) {
         shards = rank;
@@ -207,7 +210,7 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   loss::loss_sum total;
   const vector gradient = reduce_ranks(windows, accumulation, token_scale, result, total);
   result.loss = total.mean();
-  result.gradients = digest::tensor_roots(space_, gradient_tensors<Space>(state.table, gradient));
+  gradient_digester_.start(space_, gradient_tensors<Space>(state.table, gradient));
 
   std::vector<reduce::named_values<Space>> named;
   for (const model::tensor& t : state.table) {
@@ -224,8 +227,11 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   if (!result.spike.skip)
     update(state, gradient, result);
   free_.push_back(gradient);
-  result.parameters = digest::tensor_roots(space_, parameter_tensors(state));
-  result.optimizer = digest::tensor_roots(space_, optimizer_tensors(state));
+  parameter_digester_.start(space_, parameter_tensors(state));
+  optimizer_digester_.start(space_, optimizer_tensors(state));
+  result.gradients = gradient_digester_.finish();
+  result.parameters = parameter_digester_.finish();
+  result.optimizer = optimizer_digester_.finish();
   return result;
 }
 

@@ -1,0 +1,37 @@
+# The kernels of include/ordo/cuda need nvcc and no Kokkos: their tests are compiled wherever nvcc is, for every
+# architecture that has code of its own, and run where there is a GPU too. Sets ORDO_CUDA_KERNELS, and why not in
+# ORDO_CUDA_KERNELS_MISSING.
+include(CheckLanguage)
+set(ORDO_CUDA_KERNELS OFF)
+set(ORDO_CUDA_KERNELS_MISSING "")
+
+if(ORDO_ENABLE_CUDA)
+  set(ORDO_CUDA_KERNELS ON)
+elseif(NOT ORDO_ENABLE_TESTS)
+  set(ORDO_CUDA_KERNELS_MISSING "tests are off")
+else()
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_package(CUDAToolkit QUIET)
+    if(CUDAToolkit_NVCC_EXECUTABLE)
+      set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}" CACHE FILEPATH "CUDA compiler")
+    endif()
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80) # of targets that name none; ordo's do
+  endif()
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(ORDO_CUDA_KERNELS_MISSING "no working nvcc was found")
+  else()
+    enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+      set(ORDO_CUDA_KERNELS ON)
+      if(ORDO_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+        set(CMAKE_CUDA_COMPILER_LAUNCHER "${ORDO_CCACHE}")
+      endif()
+    else()
+      set(ORDO_CUDA_KERNELS_MISSING
+          "${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION} is not nvcc 12.8 or later")
+    endif()
+  endif()
+endif()
