@@ -30,14 +30,13 @@ struct result {
 };
 
 result on_device(const attention_shape& s, const rope& r, float eps, const std::vector<bf16>& qkv,
-                 int groups = 3) {
+                 bool warpgroups = true) {
   const device_vector<float> cosine(r.cosine), sine(r.sine);
   const device_vector<bf16> in(qkv), out(static_cast<std::size_t>(s.tokens() * s.out_width()));
   const device_vector<float> lse(static_cast<std::size_t>(s.batch * s.heads * s.seq));
   const device_vector<std::byte> scratch(cuda::attention_forward_scratch_bytes(s));
   const auto inputs = cuda::make_attention_inputs(s, cosine.data(), sine.data(), eps, in.data());
-  cuda::attention_forward(nullptr, inputs, out.data(), lse.data(), scratch.data(), groups > 0,
-                          groups);
+  cuda::attention_forward(nullptr, inputs, out.data(), lse.data(), scratch.data(), warpgroups);
   return {out.host(), lse.host()};
 }
 
@@ -53,8 +52,8 @@ void compare(const attention_shape& s, const std::vector<bf16>& qkv, float eps =
                   std::vector<float>(static_cast<std::size_t>(s.batch * s.heads * s.seq))};
   reference::attention_forward(nn::AttentionBlocks<64, 64>{}, s, r.cosine, r.sine, eps, qkv,
                                expected.out, expected.log_sum_exp);
-  for (const int warpgroups : {3, 2, 0}) {
-    if (warpgroups > 0 && cuda::attention_padded_dim(s.head_dim) != 128)
+  for (const bool warpgroups : {true, false}) {
+    if (warpgroups && cuda::attention_padded_dim(s.head_dim) != 128)
       continue;
     CAPTURE(warpgroups);
     const result found = on_device(s, r, eps, qkv, warpgroups);
@@ -271,14 +270,13 @@ TEST_CASE("speed") {
     const auto planes = cuda::make_attention_planes(s, scratch.data());
     const float prepare =
         test::median_ms([&] { cuda::prepare_attention(nullptr, inputs, planes); });
-    const auto time = [&](int groups) {
+    const auto time = [&](bool warpgroups) {
       return test::median_ms([&] {
-        cuda::attention_forward(nullptr, inputs, out.data(), lse.data(), scratch.data(), groups > 0,
-                                groups);
+        cuda::attention_forward(nullptr, inputs, out.data(), lse.data(), scratch.data(),
+                                warpgroups);
       });
     };
-    const float all = time(3), plain = time(0);
-    std::printf("two warpgroups: %.3f ms\n", static_cast<double>(time(2)));
+    const float all = time(true), plain = time(false);
     double pairs = 0;
     for (std::int64_t i = 0; i < s.seq; ++i)
       pairs += static_cast<double>(i + 1 - s.first_key(i)) * 64;

@@ -25,6 +25,13 @@ train turns --device cuda --until 30
 train turns --device serial
 same_run turns base
 
+# Text, from a checkpoint that another device wrote.
+for device in cuda serial; do
+  "$bin/ordo-train" generate --run turns --step 28 --prompt "Licens" --tokens 40 --temperature 0.8 --seed 3 \
+    --device "$device" > "text.$device"
+done
+same text.cuda text.serial
+
 # Ten times the same.
 short=schedule.total_tokens=3072
 init once "$short"

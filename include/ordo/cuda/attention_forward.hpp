@@ -237,8 +237,7 @@ void attend(cudaStream_t stream, const attention_forward_arguments& a) {
 /// Order: a row's key blocks ascending; everything else is integers.
 /// Bits: those of reference::attention_forward with blocks of 64. Sync: none.
 inline void attention_forward(cudaStream_t stream, const attention_inputs& a, bf16* out,
-                              float* log_sum_exp, void* scratch, bool warpgroups = true,
-                              int groups = 3) {
+                              float* log_sum_exp, void* scratch, bool warpgroups = true) {
   if (a.s.tokens() == 0)
     return;
   const attention_planes planes = make_attention_planes(a.s, scratch);
@@ -252,8 +251,7 @@ inline void attention_forward(cudaStream_t stream, const attention_inputs& a, bf
     return detail::attend<64>(stream, arguments);
   case 128:
     if (warpgroups && hopper::available())
-      return groups == 2 ? detail::attend_wgmma<2>(stream, arguments)
-                         : detail::attend_wgmma<3>(stream, arguments);
+      return detail::attend_wgmma(stream, arguments);
     return detail::attend<128>(stream, arguments);
   default:
     return detail::attend<256>(stream, arguments);

@@ -17,16 +17,15 @@
 namespace ordo::cuda::detail {
 
 /// Shared memory and threads. A stage: a block of k and one of v.
-template <int Groups>
 struct forward_ring {
-  static constexpr int groups = Groups, stages = Groups == 3 ? 5 : 6, threads = groups * 128 + 128;
+  static constexpr int groups = 3, stages = 5, threads = groups * 128 + 128;
   static constexpr int slab = 2 * 64 * 128, stage = slab + slab / 2;
   static constexpr int queries = groups * slab; ///< one item's; there are two
   static constexpr int ring = 2 * queries, full = ring + stages * stage;
   static constexpr int empty = full + 8 * stages, ready = empty + 8 * stages, done = ready + 16;
   static constexpr int size = done + 16;
-  static_assert(size <= 227 * 1024);
 };
+static_assert(forward_ring::size <= 227 * 1024);
 
 #if defined(__CUDACC__)
 
@@ -41,11 +40,11 @@ struct forward_item {
   std::int32_t last, lowest; ///< last block of queries, first block of keys that one of them sees
 
   __device__ __forceinline__ forward_item(const nn::attention_shape& s, const forward_plan& p,
-                                          int groups, int item) {
+                                          int item) {
     head = item % p.heads;
     kv = head / p.group;
-    last = p.blocks - 1 - item / p.heads * groups;
-    lowest = first(s, max(last - groups + 1, 0));
+    last = p.blocks - 1 - item / p.heads * forward_ring::groups;
+    lowest = first(s, max(last - forward_ring::groups + 1, 0));
   }
   /// The first block of keys that a block of queries sees.
   static __device__ __forceinline__ std::int32_t first(const nn::attention_shape& s, int block) {
@@ -54,14 +53,12 @@ struct forward_item {
 };
 
 /// The copies of all items; one thread.
-template <int Groups>
 __device__ __forceinline__ void copy_blocks(const attention_forward_arguments& a,
                                             const forward_plan& p, std::uint32_t shared) {
-  using forward_ring = detail::forward_ring<Groups>;
   hopper::ring_place<forward_ring::stages> ring;
   hopper::ring_place<2> turn;
   for (item_order order; order.item < p.items; order.advance()) {
-    const forward_item of(a.s, p, Groups, order.item);
+    const forward_item of(a.s, p, order.item);
     const std::uint32_t ready = shared + forward_ring::ready + 8 * turn.stage;
     hopper::barrier_wait(shared + forward_ring::done + 8 * turn.stage, turn.parity ^ 1u);
     const int count = min(of.last + 1, forward_ring::groups);
@@ -87,10 +84,7 @@ __device__ __forceinline__ void copy_blocks(const attention_forward_arguments& a
 }
 
 /// One warpgroup: a block of queries of each item.
-template <int Groups>
 class forward_group {
-  using forward_ring = detail::forward_ring<Groups>;
-
 public:
   __device__ __forceinline__ forward_group(const attention_forward_arguments& a,
                                            const forward_plan& plan, int number,
@@ -98,27 +92,19 @@ public:
       : a_(a), plan_(plan), number_(number), shared_(shared) {}
 
   __device__ __forceinline__ void run(int item) {
-    const forward_item of(a_.s, plan_, Groups, item);
+    const forward_item of(a_.s, plan_, item);
     const int block = of.last - number_;
     hopper::barrier_wait(shared_ + forward_ring::ready + 8 * turn_.stage, turn_.parity);
     attention_rows<128> rows;
     rows.begin(a_, block * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16);
     const int first = block < 0 ? of.last + 1 : forward_item::first(a_.s, block);
-    if constexpr (Groups == 2) {
-      for (int kb = of.lowest; kb < first; ++kb)
-        skip();
-      if (first <= block)
-        attend_ahead(rows, first, block, of.kv * plan_.blocks);
-      for (int kb = max(block, first - 1) + 1; kb <= of.last; ++kb)
-        skip();
-    } else {
-      for (int kb = of.lowest; kb <= of.last; ++kb) {
-        wait();
-        if (kb >= first && kb <= block)
-          attend(rows, stage(), kb, of.kv * plan_.blocks + kb);
-        arrive(forward_ring::empty + 8 * ring_.stage);
-        ring_.advance();
-      }
+    for (int kb = of.lowest; kb <= of.last; ++kb) {
+      const std::uint32_t stage = shared_ + forward_ring::ring + ring_.stage * forward_ring::stage;
+      hopper::barrier_wait(shared_ + forward_ring::full + 8 * ring_.stage, ring_.parity);
+      if (kb >= first && kb <= block)
+        attend(rows, stage, kb, of.kv * plan_.blocks + kb);
+      arrive(forward_ring::empty + 8 * ring_.stage);
+      ring_.advance();
     }
     arrive(forward_ring::done + 8 * turn_.stage);
     turn_.advance();
@@ -127,69 +113,19 @@ public:
   }
 
 private:
-  __device__ __forceinline__ std::uint32_t stage() const {
-    return shared_ + forward_ring::ring + ring_.stage * forward_ring::stage;
-  }
-  __device__ __forceinline__ void wait() const {
-    hopper::barrier_wait(shared_ + forward_ring::full + 8 * ring_.stage, ring_.parity);
-  }
-  __device__ __forceinline__ void skip() {
-    wait();
-    arrive(forward_ring::empty + 8 * ring_.stage);
-    ring_.advance();
-  }
-  /// All key blocks of the rows; the products of the next block with q run during the softmax of
-  /// this one.
-  __device__ __forceinline__ void attend_ahead(attention_rows<128>& rows, int first, int last,
-                                               std::int64_t base) {
-    using enum byte_kind;
-    std::int32_t s[8][4];
-    wait();
-    dots(stage(), s);
-    for (int kb = first; kb <= last; ++kb) {
-      const float weight = a_.planes.v_weight[base + kb];
-      const std::uint64_t bad = a_.planes.bad_key[base + kb];
-      const std::uint32_t now = stage(), empty = forward_ring::empty + 8 * ring_.stage;
-      std::uint32_t next = now; // after the last block, products that nobody uses
-      if (kb < last) {
-        ring_.advance();
-        wait();
-        next = stage();
-      }
-      std::int32_t y[32], low[32], product[2][32];
-      std::uint32_t p[2][4];
-      float w[2];
-      start_dots(next, y, low);
-      rows.weigh(kb * 64, a_.logit, weight, bad, s, p, w);
-      finish_dots(next, y);
-      start_values(now, p, product);
-      hopper::products_wait<2>();
-      join_dots(y, low, s);
-      hopper::products_wait<1>();
-      add_values(rows, 0, product[0], w);
-      hopper::products_wait<0>();
-      add_values(rows, 8, product[1], w);
-      arrive(empty);
-    }
-    ring_.advance();
-  }
-
   __device__ __forceinline__ void arrive(int barrier) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
       hopper::barrier_arrive(shared_ + barrier);
   }
 
-  static constexpr int digit = row_digit<128>, step = 128; ///< of operands, in 16 bytes
-
-  __device__ __forceinline__ std::uint64_t queries() const {
-    return core_operand<64>(shared_ + turn_.stage * forward_ring::queries +
-                            number_ * forward_ring::slab);
-  }
-  /// Starts the products of the high and of the low digits with the keys of a stage.
-  __device__ __forceinline__ void start_dots(std::uint32_t keys, std::int32_t (&y)[32],
-                                             std::int32_t (&low)[32]) const {
-    const std::uint64_t b = core_operand<64>(keys), q = queries();
+  /// s = q k, exact, as y 128 + low with y = 128 high + mixed.
+  __device__ __forceinline__ void dots(std::uint32_t keys, std::int32_t (&s)[8][4]) const {
+    constexpr int digit = row_digit<128>, step = 128; // in 16 bytes
+    const std::uint64_t b = core_operand<64>(keys);
+    const std::uint64_t q = core_operand<64>(shared_ + turn_.stage * forward_ring::queries +
+                                             number_ * forward_ring::slab);
+    std::int32_t y[32], low[32];
     hopper::products_begin();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -199,10 +135,6 @@ private:
     for (int i = 0; i < 4; ++i)
       hopper::multiply(low, q + step * i, b + step * i, i > 0);
     hopper::products_commit();
-  }
-  /// Starts the rest of them: y = 128 high + mixed.
-  __device__ __forceinline__ void finish_dots(std::uint32_t keys, std::int32_t (&y)[32]) const {
-    const std::uint64_t b = core_operand<64>(keys), q = queries();
     hopper::products_wait<1>();
     hopper::products_settle(y);
 #pragma unroll
@@ -215,44 +147,18 @@ private:
       hopper::multiply(y, q + step * i, b + digit + step * i, true);
     }
     hopper::products_commit();
-  }
-  /// s = q k, exact.
-  __device__ __forceinline__ static void join_dots(std::int32_t (&y)[32], std::int32_t (&low)[32],
-                                                   std::int32_t (&s)[8][4]) {
+    hopper::products_wait<0>();
     hopper::products_settle(y);
     hopper::products_settle(low);
 #pragma unroll
     for (int e = 0; e < 32; ++e)
       s[e / 4][e % 4] = y[e] * 128 + low[e];
   }
-  __device__ __forceinline__ void dots(std::uint32_t keys, std::int32_t (&s)[8][4]) const {
-    std::int32_t y[32], low[32];
-    start_dots(keys, y, low);
-    finish_dots(keys, y);
-    hopper::products_wait<0>();
-    join_dots(y, low, s);
-  }
-
-  /// Starts the products of p with the values of a stage, two halves of the head dimension.
-  __device__ __forceinline__ static void start_values(std::uint32_t stage,
-                                                      const std::uint32_t (&p)[2][4],
-                                                      std::int32_t (&product)[2][32]) {
-    using enum byte_kind;
-    const std::uint64_t v = core_operand<128>(stage + forward_ring::slab);
-    const uint4 codes[2] = {{p[0][0], p[0][1], p[0][2], p[0][3]},
-                            {p[1][0], p[1][1], p[1][2], p[1][3]}};
-    hopper::products_begin();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      multiply_rows<high, high>(product[half], codes[0], v + 64 * half, false);
-      multiply_rows<high, high>(product[half], codes[1], v + 64 * half + 256, true);
-      hopper::products_commit();
-    }
-  }
 
   /// Takes in key block kb, which is `number` among all sequences' and heads'.
   __device__ __forceinline__ void attend(attention_rows<128>& rows, std::uint32_t stage, int kb,
                                          std::int64_t number) const {
+    using enum byte_kind;
     const float weight = a_.planes.v_weight[number];
     const std::uint64_t bad = a_.planes.bad_key[number];
     std::int32_t s[8][4], product[2][32];
@@ -260,7 +166,16 @@ private:
     float w[2];
     dots(stage, s);
     rows.weigh(kb * 64, a_.logit, weight, bad, s, p, w);
-    start_values(stage, p, product);
+    const std::uint64_t v = core_operand<128>(stage + forward_ring::slab);
+    const uint4 codes[2] = {{p[0][0], p[0][1], p[0][2], p[0][3]},
+                            {p[1][0], p[1][1], p[1][2], p[1][3]}};
+    hopper::products_begin();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) { // of the head dimension
+      multiply_rows<high, high>(product[half], codes[0], v + 64 * half, false);
+      multiply_rows<high, high>(product[half], codes[1], v + 64 * half + 256, true);
+      hopper::products_commit();
+    }
     hopper::products_wait<1>();
     add_values(rows, 0, product[0], w);
     hopper::products_wait<0>();
@@ -287,12 +202,12 @@ private:
   hopper::ring_place<2> turn_;
 };
 
-template <int Groups>
-__global__ void __launch_bounds__(forward_ring<Groups>::threads, 1)
+template <int Dim>
+__global__ void __launch_bounds__(forward_ring::threads, 1)
     attention_forward_wgmma_kernel(__grid_constant__ const attention_forward_arguments a,
                                    __grid_constant__ const forward_plan plan) {
+  static_assert(Dim == 128);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using forward_ring = detail::forward_ring<Groups>;
   extern __shared__ __align__(16) unsigned char shared[];
   const std::uint32_t base = hopper::shared_address(shared);
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
@@ -311,19 +226,17 @@ __global__ void __launch_bounds__(forward_ring<Groups>::threads, 1)
   if (group == forward_ring::groups) {
     hopper::registers_down_to<24>();
     if (threadIdx.x % 128 == 0)
-      copy_blocks<Groups>(a, plan, base);
+      copy_blocks(a, plan, base);
   } else {
-    hopper::registers_up_to<Groups == 3 ? 160 : 240>();
-    forward_group<Groups> work(a, plan, group, base);
+    hopper::registers_up_to<160>();
+    forward_group work(a, plan, group, base);
     for (item_order order; order.item < plan.items; order.advance())
       work.run(order.item);
   }
 #endif
 }
 
-template <int Groups>
-void attend_wgmma(cudaStream_t stream, const attention_forward_arguments& a) {
-  using forward_ring = detail::forward_ring<Groups>;
+inline void attend_wgmma(cudaStream_t stream, const attention_forward_arguments& a) {
   forward_plan plan{};
   plan.blocks = static_cast<std::int32_t>(pieces<std::int64_t>(a.s.seq, attention_block));
   plan.heads = static_cast<std::int32_t>(a.s.batch * a.s.heads);
@@ -331,7 +244,7 @@ void attend_wgmma(cudaStream_t stream, const attention_forward_arguments& a) {
   plan.group = static_cast<std::int32_t>(a.s.group());
   plan.items = plan.heads * pieces(plan.blocks, forward_ring::groups);
   const int grid = plan.items < limits().multiprocessors ? plan.items : limits().multiprocessors;
-  launch("ordo::cuda::attention_forward", attention_forward_wgmma_kernel<Groups>,
+  launch("ordo::cuda::attention_forward", attention_forward_wgmma_kernel<128>,
          dim3(static_cast<unsigned>(grid)), dim3(forward_ring::threads), forward_ring::size, stream,
          a, plan);
 }

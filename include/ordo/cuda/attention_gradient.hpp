@@ -182,7 +182,8 @@ __device__ __forceinline__ std::int64_t group_of(const nn::attention_shape& s, s
 } // namespace detail
 
 /// Bytes of scratch that the backward pass of a shape takes, whatever the window: 1.45 GB for 4
-/// sequences of 4096 tokens with 16 heads and 4 key-value heads of 128, of which 0.86 GB hold tiles.
+/// sequences of 4096 tokens with 16 heads and 4 key-value heads of 128, of which 0.86 GB hold
+/// tiles.
 inline std::size_t attention_backward_scratch_bytes(const nn::attention_shape& s) {
   detail::scratch_layout layout(nullptr);
   detail::place_gradient(s, layout);

@@ -199,17 +199,17 @@ __device__ __forceinline__ float note_row(block_facts& facts, int row, bool firs
   return arith::pow2(-shift);
 }
 
-/// Blocks of k and v. Grid: (sequence, kv head, block); 256 threads, 32 rows at a time.
+/// Block `item` of k and v, of (sequence, kv head, block). 256 threads, 32 rows at a time.
 template <int Dim>
-__global__ void __launch_bounds__(256)
-    gradient_keys_kernel(attention_inputs a, gradient_buffers b) {
+__device__ __forceinline__ void prepare_keys(const attention_inputs& a, const gradient_buffers& b,
+                                             std::int64_t item) {
   constexpr int pitch = row_pitch<Dim>;
   extern __shared__ __align__(16) unsigned char shared[];
   std::int16_t* fixed = reinterpret_cast<std::int16_t*>(shared);
   bf16* values = reinterpret_cast<bf16*>(fixed + 64 * pitch);
   __shared__ block_facts facts;
   start_facts(facts);
-  const std::int64_t block = blockIdx.x % a.blocks(), head = blockIdx.x / a.blocks();
+  const std::int64_t block = item % a.blocks(), head = item / a.blocks();
   const std::int64_t n = head / a.s.kv_heads, g = head % a.s.kv_heads;
   const int t = threadIdx.x % 8, hd = static_cast<int>(a.s.head_dim);
   row_part<Dim> keys[2], parts[2];
@@ -241,13 +241,13 @@ __global__ void __launch_bounds__(256)
     }
     const float scale = note_row(facts, row, t == 0, largest, a.scales.row_limit);
     if (t == 0) {
-      b.v_scale[blockIdx.x * std::int64_t{64} + row] = scale;
+      b.v_scale[item * 64 + row] = scale;
       if (bad)
         atomicOr(&facts.rows[row / 32], 1u << row % 32);
     }
   }
   __syncthreads();
-  const std::int64_t slab = std::int64_t{blockIdx.x} * (Dim * 8);
+  const std::int64_t slab = item * (Dim * 8);
   write_rows<Dim>(b.k_rows + slab, [&](int row, int d, std::int32_t(&v)[8]) {
     read_integers(fixed + row * pitch + d, v);
   });
@@ -256,23 +256,24 @@ __global__ void __launch_bounds__(256)
   });
   write_columns<Dim>(b.k_columns + slab, [&](int row, int d) { return fixed[row * pitch + d]; });
   if (threadIdx.x == 0) {
-    b.bad_key[blockIdx.x] = std::uint64_t{facts.rows[1]} << 32 | facts.rows[0];
-    b.v_most[blockIdx.x] = facts.most;
+    b.bad_key[item] = std::uint64_t{facts.rows[1]} << 32 | facts.rows[0];
+    b.v_most[item] = facts.most;
     atomicMax(b.largest_v + head, facts.largest);
   }
 }
 
-/// Blocks of q and dO. Grid: (sequence, head, block); 256 threads, 32 rows at a time.
+/// Block `item` of q and dO, of (sequence, head, block). 256 threads, 32 rows at a time.
 template <int Dim>
-__global__ void __launch_bounds__(256, Dim <= 128 ? 4 : 2)
-    gradient_queries_kernel(attention_inputs a, attention_gradient gradient, gradient_buffers b) {
+__device__ __forceinline__ void prepare_queries(const attention_inputs& a,
+                                                const attention_gradient& gradient,
+                                                const gradient_buffers& b, std::int64_t item) {
   constexpr int pitch = row_pitch<Dim>;
   extern __shared__ __align__(16) unsigned char shared[];
   std::int16_t* fixed = reinterpret_cast<std::int16_t*>(shared);
   bf16* values = reinterpret_cast<bf16*>(fixed + 64 * pitch);
   __shared__ block_facts facts;
   start_facts(facts);
-  const std::int64_t block = blockIdx.x % a.blocks(), head = blockIdx.x / a.blocks();
+  const std::int64_t block = item % a.blocks(), head = item / a.blocks();
   const std::int64_t n = head / a.s.heads, h = head % a.s.heads;
   const int t = threadIdx.x % 8, hd = static_cast<int>(a.s.head_dim);
   row_part<Dim> queries[2], gradients[2], outputs[2];
@@ -318,14 +319,14 @@ __global__ void __launch_bounds__(256, Dim <= 128 ? 4 : 2)
     }
     const float scale = note_row(facts, row, t == 0, largest, a.scales.row_limit);
     if (t == 0) {
-      b.o_scale[blockIdx.x * std::int64_t{64} + row] = scale;
-      b.delta[blockIdx.x * std::int64_t{64} + row] = poisoned ? 0.0f : delta;
+      b.o_scale[item * 64 + row] = scale;
+      b.delta[item * 64 + row] = poisoned ? 0.0f : delta;
       if (poisoned)
         atomicOr(&facts.rows[row / 32], 1u << row % 32);
     }
   }
   __syncthreads();
-  const std::int64_t slab = std::int64_t{blockIdx.x} * (Dim * 8);
+  const std::int64_t slab = item * (Dim * 8);
   const std::int32_t block_shift = nn::aligned_shift(facts.largest, nn::attention_limit, 126);
   const float block_scale = arith::pow2(block_shift);
   write_rows<Dim>(b.q_rows + slab, [&](int row, int d, std::int32_t(&v)[8]) {
@@ -340,13 +341,26 @@ __global__ void __launch_bounds__(256, Dim <= 128 ? 4 : 2)
     return nn::detail::nearest(arith::detail::mul_rn(f, block_scale));
   });
   if (threadIdx.x == 0) {
-    b.poisoned[blockIdx.x] = std::uint64_t{facts.rows[1]} << 32 | facts.rows[0];
-    b.o_shift[blockIdx.x] = block_shift;
-    b.o_most[blockIdx.x] = facts.most;
+    b.poisoned[item] = std::uint64_t{facts.rows[1]} << 32 | facts.rows[0];
+    b.o_shift[item] = block_shift;
+    b.o_most[item] = facts.most;
     atomicMax(b.largest_o + group_of(a.s, head), facts.largest);
     if ((facts.rows[0] | facts.rows[1]) != 0)
       atomicOr(b.any_poisoned + group_of(a.s, head), 1u);
   }
+}
+
+/// Grid: the blocks of k and v, then those of q and dO.
+template <int Dim>
+__global__ void __launch_bounds__(256, Dim <= 128 ? 4 : 2)
+    gradient_rows_kernel(__grid_constant__ const attention_inputs a,
+                         __grid_constant__ const attention_gradient gradient,
+                         __grid_constant__ const gradient_buffers b, std::int64_t keys) {
+  const std::int64_t item = blockIdx.x;
+  if (item < keys)
+    prepare_keys<Dim>(a, b, item);
+  else
+    prepare_queries<Dim>(a, gradient, b, item - keys);
 }
 
 /// Fills the integer forms of all blocks.
@@ -357,11 +371,9 @@ void prepare_gradient(cudaStream_t stream, const attention_inputs& a,
   const std::int64_t groups = a.s.batch * a.s.kv_heads;
   const std::size_t shared = 2 * 64 * row_pitch<Dim> * sizeof(bf16);
   check(cudaMemsetAsync(b.largest_o, 0, static_cast<std::size_t>(3 * groups) * 4, stream), where);
-  launch(where, gradient_keys_kernel<Dim>, dim3(static_cast<unsigned>(groups * a.blocks())),
-         dim3(256), shared, stream, a, b);
-  launch(where, gradient_queries_kernel<Dim>,
-         dim3(static_cast<unsigned>(a.s.batch * a.s.heads * a.blocks())), dim3(256), shared, stream,
-         a, gradient, b);
+  const std::int64_t keys = groups * a.blocks(), queries = a.s.batch * a.s.heads * a.blocks();
+  launch(where, gradient_rows_kernel<Dim>, dim3(static_cast<unsigned>(keys + queries)), dim3(256),
+         shared, stream, a, gradient, b, keys);
 }
 
 #endif // __CUDACC__

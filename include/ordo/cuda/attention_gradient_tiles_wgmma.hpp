@@ -75,33 +75,39 @@ private:
 
   static constexpr int digit = row_digit<128>, step = 128; ///< of operands, in 16 bytes
 
-  /// Sums of products of digits.
-  struct digit_sums {
-    std::int32_t high[32], mixed[32], low[32];
-
-    /// Below 2^28 in magnitude (attention_scales).
-    __device__ __forceinline__ std::int32_t dot(int e) const {
-      return (high[e] * 128 + mixed[e]) * 128 + low[e];
-    }
-  };
-  /// Starts all products of the stage's rows with a slab.
-  __device__ __forceinline__ void start_products(std::uint32_t slab, digit_sums& x) const {
+  /// Starts the products of the high and of the low digits of the stage's rows with a slab.
+  __device__ __forceinline__ void start_products(std::uint32_t slab, std::int32_t (&y)[32],
+                                                 std::int32_t (&low)[32]) const {
     const std::uint64_t a = stage_operand(), b = core_operand<64>(slab);
     hopper::products_begin();
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      hopper::multiply(x.high, a + digit + step * s, b + digit + step * s, s > 0);
-      hopper::multiply(x.mixed, a + digit + step * s, b + step * s, s > 0);
-      hopper::multiply(x.mixed, a + step * s, b + digit + step * s, true);
-      hopper::multiply(x.low, a + step * s, b + step * s, s > 0);
-    }
+    for (int s = 0; s < 4; ++s)
+      hopper::multiply(y, a + digit + step * s, b + digit + step * s, s > 0);
+    hopper::products_commit();
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+      hopper::multiply(low, a + step * s, b + step * s, s > 0);
     hopper::products_commit();
   }
-  __device__ __forceinline__ static void finish_products(digit_sums& x) {
+  /// The rest of them: y = 128 high + mixed.
+  __device__ __forceinline__ void finish_products(std::uint32_t slab, std::int32_t (&y)[32],
+                                                  std::int32_t (&low)[32]) const {
+    const std::uint64_t a = stage_operand(), b = core_operand<64>(slab);
+    hopper::products_wait<1>();
+    hopper::products_settle(y);
+#pragma unroll
+    for (int e = 0; e < 32; ++e)
+      y[e] *= 128;
+    hopper::products_begin();
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      hopper::multiply(y, a + digit + step * s, b + step * s, true);
+      hopper::multiply(y, a + step * s, b + digit + step * s, true);
+    }
+    hopper::products_commit();
     hopper::products_wait<0>();
-    hopper::products_settle(x.high);
-    hopper::products_settle(x.mixed);
-    hopper::products_settle(x.low);
+    hopper::products_settle(y);
+    hopper::products_settle(low);
   }
   __device__ __forceinline__ std::uint64_t stage_operand() const {
     return core_operand<64>(shared_ + tiles_ring::ring + ring_.stage * tiles_ring::stage);
@@ -112,27 +118,27 @@ private:
     const std::uint32_t q = shared_ + number_ * 2 * tiles_ring::slab, o = q + tiles_ring::slab;
     float p[32], ds[32];
     {
-      digit_sums x;
+      std::int32_t y[32], low[32];
       wait();
-      start_products(q, x);
-      finish_products(x);
+      start_products(q, y, low);
+      finish_products(q, y, low);
       release();
 #pragma unroll
       for (int e = 0; e < 32; ++e)
-        p[e] = nn::detail::logit(x.dot(e), a_.scales.logit);
+        p[e] = nn::detail::logit(y[e] * 128 + low[e], a_.scales.logit);
     }
-    digit_sums x;
+    std::int32_t y[32], low[32];
     wait();
-    start_products(o, x);
+    start_products(o, y, low);
     probabilities(p);
     hide(kb, p);
-    finish_products(x);
+    finish_products(o, y, low);
     const float* scales = reinterpret_cast<const float*>(
         memory_ + tiles_ring::ring + ring_.stage * tiles_ring::stage + tiles_ring::slab);
     const float v_scale[2] = {scales[16 * warp_ + g_], scales[16 * warp_ + 8 + g_]};
     __syncwarp();
     release();
-    gradients(v_most, v_scale, x, p, ds);
+    gradients(v_most, v_scale, y, low, p, ds);
     write_by_key(place, p, ds);
     write_by_query(place, ds);
   }
@@ -167,32 +173,33 @@ private:
 
   /// dS = P (dP - D).
   __device__ __forceinline__ void gradients(std::int32_t v_most, const float (&v_scale)[2],
-                                            const digit_sums& x, const float (&p)[32],
+                                            const std::int32_t (&y)[32],
+                                            const std::int32_t (&low)[32], const float (&p)[32],
                                             float (&ds)[32]) const {
     // As in attention_gradient_tiles.hpp: without flushes where none can act on an integer.
     const bool plain = units_.query <= 124 && o_most_ <= 125 && o_most_ + v_most <= 125;
     if (plain) {
-      differences(x, v_scale, p, ds, [](float dot, float os, float vs, float d, float pij) {
+      differences(y, low, v_scale, p, ds, [](float dot, float os, float vs, float d, float pij) {
         using namespace arith::detail;
         return mul_rn(pij, add_rn(mul_rn(mul_rn(dot, os), vs), -d));
       });
     } else {
-      differences(x, v_scale, p, ds, [](float dot, float os, float vs, float d, float pij) {
+      differences(y, low, v_scale, p, ds, [](float dot, float os, float vs, float d, float pij) {
         return arith::mul(pij, arith::sub(arith::mul(arith::mul(dot, os), vs), d));
       });
     }
   }
   template <class F>
-  __device__ __forceinline__ void differences(const digit_sums& x, const float (&v_scale)[2],
-                                              const float (&p)[32], float (&ds)[32],
-                                              const F& f) const {
+  __device__ __forceinline__ void
+  differences(const std::int32_t (&y)[32], const std::int32_t (&low)[32], const float (&v_scale)[2],
+              const float (&p)[32], float (&ds)[32], const F& f) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float2 o_scale = pair(rows_.o_scale, i), delta = pair(rows_.delta, i);
 #pragma unroll
       for (int e = 4 * i; e < 4 * i + 4; ++e) {
-        ds[e] = f(arith::from_int(x.dot(e)), e % 2 == 0 ? o_scale.x : o_scale.y, v_scale[e / 2 % 2],
-                  e % 2 == 0 ? delta.x : delta.y, p[e]);
+        ds[e] = f(arith::from_int(y[e] * 128 + low[e]), e % 2 == 0 ? o_scale.x : o_scale.y,
+                  v_scale[e / 2 % 2], e % 2 == 0 ? delta.x : delta.y, p[e]);
       }
     }
   }

@@ -69,41 +69,25 @@ public:
 #pragma unroll
     for (int e = 0; e < 32; ++e)
       sum_[e] = 0;
-    // Two tiles at a time: products of one run while those of the other are added.
-    int i = 0;
-    for (; i + 1 < count; i += 2) {
-      std::int32_t y[2][32], low[2][32];
-      operands x[2];
-      x[0] = load(half_order);
-      start(x[0], y[0], low[0]);
-      x[1] = load(half_order);
-      start(x[1], y[1], low[1]);
-      hopper::products_wait<3>();
-      mix(x[0], y[0]);
-      hopper::products_wait<3>();
-      add(low[0], x[0].f, 0);
-      hopper::products_wait<2>();
-      mix(x[1], y[1]);
-      hopper::products_wait<2>();
-      add(low[1], x[1].f, 0);
-      hopper::products_wait<1>();
-      release(x[0].stage);
-      add(y[0], x[0].f, 8);
-      hopper::products_wait<0>();
-      release(x[1].stage);
-      add(y[1], x[1].f, 8);
-    }
-    if (i < count) {
-      std::int32_t y[32], low[32];
+    for (int i = 0; i < count; ++i) {
+      const int stage = ring_.stage;
       const operands x = load(half_order);
-      start(x, y, low);
+      hopper::products_begin();
+      multiply_low(x);
+      hopper::products_commit();
+      multiply_high(x);
+      hopper::products_commit();
       hopper::products_wait<1>();
-      mix(x, y);
-      hopper::products_wait<1>();
-      add(low, x.f, 0);
+      hopper::products_settle(low_);
+      add(low_, x.f, 0); // while the others run
       hopper::products_wait<0>();
-      release(x.stage);
-      add(y, x.f, 8);
+      hopper::products_settle(high_);
+      hopper::products_settle(middle_);
+      release(stage);
+#pragma unroll
+      for (int e = 0; e < 32; ++e)
+        high_[e] = high_[e] * 256 + middle_[e];
+      add(high_, x.f, 8);
     }
   }
 
@@ -123,13 +107,11 @@ private:
   /// Left shifts of the lane's two rows.
   struct factors {
     int shift[2];
-    bool narrow;
   };
   struct operands {
     uint4 low[2], high[2];
     std::uint64_t b_low, b_high;
     factors f;
-    int stage;
   };
 
   /// Waits for the ring's next stage and reads the warp's 16 rows of the tile.
@@ -139,7 +121,6 @@ private:
     const uint4* left = reinterpret_cast<const uint4*>(from) + strip_ * 2 * piece_words;
     const unsigned char* rest = from + sums_ring::rest + 16 * strip_ + lane_ / 4;
     operands x;
-    x.stage = ring_.stage;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       x.low[k] = load_fragment(left + k * piece_words, lane_, half_order);
@@ -147,7 +128,6 @@ private:
     }
     x.f.shift[0] = rest[0];
     x.f.shift[1] = rest[8];
-    x.f.narrow = __all_sync(~0u, x.f.shift[0] <= 22 && x.f.shift[1] <= 22) != 0;
     const std::uint32_t slab =
         shared_ + ring_.stage * sums_ring::stage + sums_ring::slab + half_ * 64 * 16;
     x.b_low = core_operand<sums_ring::columns>(slab);
@@ -157,52 +137,47 @@ private:
   }
   static constexpr int step = sums_ring::columns * 32 / 16; ///< of an operand, for 32 along k
 
-  /// Starts y = hh and low = ll.
-  __device__ __forceinline__ static void start(const operands& x, std::int32_t (&y)[32],
-                                               std::int32_t (&low)[32]) {
-    constexpr byte_kind l = byte_kind::low, h = byte_kind::high;
-    hopper::products_begin();
-    multiply_rows<h, h>(y, x.high[0], x.b_high, false);
-    multiply_rows<h, h>(y, x.high[1], x.b_high + step, true);
-    hopper::products_commit();
-    multiply_rows<l, l>(low, x.low[0], x.b_low, false);
-    multiply_rows<l, l>(low, x.low[1], x.b_low + step, true);
-    hopper::products_commit();
+  __device__ __forceinline__ void multiply_high(const operands& x) {
+    using enum byte_kind;
+    multiply_rows<high, high>(high_, x.high[0], x.b_high, false);
+    multiply_rows<high, high>(high_, x.high[1], x.b_high + step, true);
+    multiply_rows<high, low>(middle_, x.high[0], x.b_low, false);
+    multiply_rows<low, high>(middle_, x.low[0], x.b_high, true);
+    multiply_rows<high, low>(middle_, x.high[1], x.b_low + step, true);
+    multiply_rows<low, high>(middle_, x.low[1], x.b_high + step, true);
   }
-  /// With hh in y: starts y = hh 2^8 + hl + lh.
-  __device__ __forceinline__ static void mix(const operands& x, std::int32_t (&y)[32]) {
-    constexpr byte_kind l = byte_kind::low, h = byte_kind::high;
-    hopper::products_settle(y);
-#pragma unroll
-    for (int e = 0; e < 32; ++e)
-      y[e] *= 256;
-    hopper::products_begin();
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      multiply_rows<h, l>(y, x.high[k], x.b_low + k * step, true);
-      multiply_rows<l, h>(y, x.low[k], x.b_high + k * step, true);
-    }
-    hopper::products_commit();
+  __device__ __forceinline__ void multiply_low(const operands& x) {
+    using enum byte_kind;
+    multiply_rows<low, low>(low_, x.low[0], x.b_low, false);
+    multiply_rows<low, low>(low_, x.low[1], x.b_low + step, true);
   }
-  /// Adds x 2^(shift + more) modulo 2^64.
+  /// Adds x 2^(shift + more) modulo 2^64. Where a product of 32 bits does not do, four do: from
+  /// 2^32 on, x 2^(n - 32) modulo 2^32 is enough.
   __device__ __forceinline__ void add(std::int32_t (&x)[32], const factors& f, int more) {
-    hopper::products_settle(x);
-    if (f.narrow) {
-      const std::int32_t scale[2] = {1 << (f.shift[0] + more), 1 << (f.shift[1] + more)};
+    const int n[2] = {f.shift[0] + more, f.shift[1] + more};
+    const bool once = __all_sync(~0u, n[0] <= 30 && n[1] <= 30) != 0;
+    std::int32_t scale[2] = {1 << min(n[0], 30), 1 << min(n[1], 30)};
+    int left = 1;
+    if (!once) {
+      left = 4;
+#pragma unroll
+      for (int e = 0; e < 32; ++e) {
+        const int above = n[e / 2 % 2] - 32;
+        x[e] = above < 0 ? x[e] : above < 32 ? x[e] << above : 0;
+      }
+    }
+#pragma unroll 1
+    for (;;) {
 #pragma unroll
       for (int e = 0; e < 32; ++e)
         sum_[e] = add_product(sum_[e], x[e], scale[e / 2 % 2]);
-      return;
-    }
-    // The same instruction, four times: from 2^32 on, x 2^(n - 32) modulo 2^32 is enough.
+      if (--left == 0)
+        return;
 #pragma unroll
-    for (int e = 0; e < 32; ++e) {
-      const int n = f.shift[e / 2 % 2] + more;
-      const std::int32_t scale = 1 << (n < 30 ? n : 30), times = n < 31 ? 1 : n < 32 ? 2 : 4;
-      const std::int32_t raised = n < 32 ? x[e] : n < 64 ? x[e] << (n - 32) : 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        sum_[e] = add_product(sum_[e], raised, i < times ? scale : 0);
+      for (int h = 0; h < 2; ++h) {
+        const int times = n[h] < 31 ? 1 : n[h] < 32 ? 2 : 4;
+        scale[h] = 4 - left < times ? scale[h] : 0;
+      }
     }
   }
   __device__ __forceinline__ void release(int stage) const {
@@ -214,6 +189,7 @@ private:
   std::uint32_t shared_;
   int half_, lane_, strip_;
   hopper::ring_place<sums_ring::stages> ring_;
+  std::int32_t high_[32], middle_[32], low_[32];
   std::int64_t sum_[32];
 };
 
@@ -237,11 +213,11 @@ __global__ void __launch_bounds__(sums_ring::threads, 1)
   }
   __syncthreads();
   if (group == 0) {
-    hopper::registers_down_to<24>();
+    hopper::registers_down_to<40>();
     if (threadIdx.x == 0)
       copy_tiles<Dim>(a, b, pass, plan, items, base);
   } else {
-    hopper::registers_up_to<240>();
+    hopper::registers_up_to<232>();
     constexpr int parts = Dim / sums_ring::columns;
     sums_of_group work(shared, group - 1);
     item_order order;

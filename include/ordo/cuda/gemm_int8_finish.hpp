@@ -91,9 +91,10 @@ struct scaled_finish<scaled_store<Out, Rows, Masked>> {
 
   store_type target;
 
-  /// Whether the copy engine can store, and pairs of weights can be read.
+  /// Whether the copy engine can store, and pairs of weights can be read. The engine writes whole
+  /// 16 bytes: where a row ends within them it would write what lies between the rows.
   static bool serves(const store_type& s, std::int64_t m, std::int64_t n) {
-    return hopper::mappable(s.out, m, n, s.stride) &&
+    return hopper::mappable(s.out, m, n, s.stride) && n * sizeof(Out) % 16 == 0 &&
            (!Masked || reinterpret_cast<std::uintptr_t>(s.weight) % 4 == 0);
   }
 

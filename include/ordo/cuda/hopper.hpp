@@ -70,8 +70,8 @@ bool mappable(const T* base, std::int64_t rows, std::int64_t columns, std::int64
 }
 
 /// The map of a row-major matrix for boxes of `box_rows` x `box_columns` (at most 256 each; a box
-/// row must not be longer than the swizzle). Reads beyond the matrix give zeros, writes beyond it
-/// do nothing.
+/// row must not be longer than the swizzle). Reads beyond the matrix give zeros; writes end with
+/// the 16 bytes that hold a row's last entry.
 /// Throws: if the matrix is not `mappable`, or the driver refuses.
 template <class T>
 CUtensorMap tensor_map(const T* base, std::int64_t rows, std::int64_t columns,

@@ -34,6 +34,14 @@ __device__ __forceinline__ std::uint32_t rotated_right(std::uint32_t x) {
   return __funnelshift_r(x, x, N);
 }
 
+/// a + b through a product with `one`, which is 1 and which the compiler does not know: multipliers
+/// are idle while rotations and logical operations fill the integer units.
+__device__ __forceinline__ std::uint32_t sum(std::uint32_t a, std::uint32_t b, std::uint32_t one) {
+  std::uint32_t c;
+  asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(one), "r"(b));
+  return c;
+}
+
 } // namespace detail
 
 /// The digest of nothing yet.
@@ -42,9 +50,11 @@ __device__ __forceinline__ sha256_words sha256_start() {
            0x5be0cd19}};
 }
 
-/// Takes one block of 16 big-endian words into `state`; `w` is used up.
-__device__ __forceinline__ void sha256_block(sha256_words& state, std::uint32_t (&w)[16]) {
+/// Takes one block of 16 big-endian words into `state`; `w` is used up. `one` is 1 (detail::sum).
+__device__ __forceinline__ void sha256_block(sha256_words& state, std::uint32_t (&w)[16],
+                                             std::uint32_t one) {
   using detail::rotated_right;
+  using detail::sum;
   std::uint32_t a = state.h[0], b = state.h[1], c = state.h[2], d = state.h[3];
   std::uint32_t e = state.h[4], f = state.h[5], g = state.h[6], h = state.h[7];
 #pragma unroll
@@ -53,21 +63,24 @@ __device__ __forceinline__ void sha256_block(sha256_words& state, std::uint32_t 
       const std::uint32_t x = w[(i + 1) % 16], y = w[(i + 14) % 16];
       const std::uint32_t s0 = rotated_right<7>(x) ^ rotated_right<18>(x) ^ (x >> 3);
       const std::uint32_t s1 = rotated_right<17>(y) ^ rotated_right<19>(y) ^ (y >> 10);
-      w[i % 16] += s0 + w[(i + 9) % 16] + s1;
+      w[i % 16] = sum(s1, sum(s0, sum(w[(i + 9) % 16], w[i % 16], one), one), one);
     }
     const std::uint32_t sum1 = rotated_right<6>(e) ^ rotated_right<11>(e) ^ rotated_right<25>(e);
     const std::uint32_t choice = (e & f) ^ (~e & g);
-    const std::uint32_t t1 = h + sum1 + choice + (detail::sha256_round[i] + w[i % 16]);
+    const std::uint32_t early = sum(h, sum(w[i % 16], detail::sha256_round[i], one), one);
+    const std::uint32_t t1 = sum(choice, sum(sum1, early, one), one);
     const std::uint32_t sum0 = rotated_right<2>(a) ^ rotated_right<13>(a) ^ rotated_right<22>(a);
     const std::uint32_t majority = (a & b) ^ (a & c) ^ (b & c);
-    h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + sum0 + majority;
+    h = g, g = f, f = e, e = sum(d, t1, one), d = c, c = b, b = a;
+    a = sum(majority, sum(sum0, t1, one), one);
   }
   state.h[0] += a, state.h[1] += b, state.h[2] += c, state.h[3] += d;
   state.h[4] += e, state.h[5] += f, state.h[6] += g, state.h[7] += h;
 }
 
 /// SHA-256(0x01 || left || right), the inner node of a Merkle tree (RFC 9162, section 2.1).
-__device__ inline sha256_words sha256_node(const sha256_words& left, const sha256_words& right) {
+__device__ inline sha256_words sha256_node(const sha256_words& left, const sha256_words& right,
+                                           std::uint32_t one) {
   std::uint32_t w[16], last[16] = {};
   std::uint32_t before = 1;
 #pragma unroll
@@ -79,8 +92,8 @@ __device__ inline sha256_words sha256_node(const sha256_words& left, const sha25
   last[0] = before << 24 | 0x00800000u;
   last[15] = 65 * 8;
   sha256_words state = sha256_start();
-  sha256_block(state, w);
-  sha256_block(state, last);
+  sha256_block(state, w, one);
+  sha256_block(state, last, one);
   return state;
 }
 

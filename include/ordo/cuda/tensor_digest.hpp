@@ -103,7 +103,7 @@ __device__ __forceinline__ void load_words(const unsigned char* p, std::uint32_t
 /// is the last word of data taken.
 __device__ inline void finish_leaf(sha256_words& state, digest_element element,
                                    const unsigned char* rest, std::int64_t bytes,
-                                   std::uint32_t carry) {
+                                   std::uint32_t carry, std::uint32_t one) {
   const int left = static_cast<int>(bytes % 64);
   unsigned char tail[128] = {};
   tail[0] = static_cast<unsigned char>(carry >> 24);
@@ -128,13 +128,14 @@ __device__ inline void finish_leaf(sha256_words& state, digest_element element,
       w[i] =
           std::uint32_t{p[0]} << 24 | std::uint32_t{p[1]} << 16 | std::uint32_t{p[2]} << 8 | p[3];
     }
-    sha256_block(state, w);
+    sha256_block(state, w, one);
   }
 }
 
 /// SHA-256(0x00 || chunk). Byte i of the message is byte i - 1 of the data.
 template <digest_element Element, bool Aligned>
-__device__ __forceinline__ sha256_words leaf_of(const unsigned char* data, std::int64_t bytes) {
+__device__ __forceinline__ sha256_words leaf_of(const unsigned char* data, std::int64_t bytes,
+                                                std::uint32_t one) {
   sha256_words state = sha256_start();
   const int full = static_cast<int>(bytes / 64);
   std::uint32_t carry = 0; // the leaf's prefix in its upper byte
@@ -155,30 +156,33 @@ __device__ __forceinline__ sha256_words leaf_of(const unsigned char* data, std::
     carry = x[15];
     if (block + 1 < full)
       load_words<Aligned>(data + 64 * (block + 1), x);
-    sha256_block(state, w);
+    sha256_block(state, w, one);
   }
   if (bytes == digest_chunk) {
     std::uint32_t last[16] = {};
     last[0] = (carry & 0xff000000u) | 0x00800000u;
     last[15] = 8 * (digest_chunk + 1);
-    sha256_block(state, last);
+    sha256_block(state, last, one);
   } else {
-    finish_leaf(state, Element, data + 64 * full, bytes, carry);
+    finish_leaf(state, Element, data + 64 * full, bytes, carry, one);
   }
   return state;
 }
 
 template <digest_element Element>
-__device__ __forceinline__ sha256_words leaf_of(const unsigned char* data, std::int64_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 ? leaf_of<Element, true>(data, bytes)
-                                                          : leaf_of<Element, false>(data, bytes);
+__device__ __forceinline__ sha256_words leaf_of(const unsigned char* data, std::int64_t bytes,
+                                                std::uint32_t one) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0
+             ? leaf_of<Element, true>(data, bytes, one)
+             : leaf_of<Element, false>(data, bytes, one);
 }
 
 /// A thread a leaf; `sources` in ascending order of first_leaf.
-inline __global__ void __launch_bounds__(digest_threads, 12)
+template <int Threads>
+__global__ void __launch_bounds__(Threads, 12)
     digest_leaves(const digest_source* sources, int count, std::int64_t leaves,
-                  sha256_words* hashes) {
-  const std::int64_t leaf = std::int64_t{blockIdx.x} * digest_threads + threadIdx.x;
+                  sha256_words* hashes, std::uint32_t one) {
+  const std::int64_t leaf = std::int64_t{blockIdx.x} * Threads + threadIdx.x;
   if (leaf >= leaves)
     return;
   int low = 0, high = count; // the last source that begins at or before the leaf
@@ -196,29 +200,31 @@ inline __global__ void __launch_bounds__(digest_threads, 12)
   const unsigned char* const data = source.data + begin;
   switch (source.element) {
   case digest_element::f32:
-    hashes[leaf] = leaf_of<digest_element::f32>(data, bytes);
+    hashes[leaf] = leaf_of<digest_element::f32>(data, bytes, one);
     break;
   case digest_element::bf16:
-    hashes[leaf] = leaf_of<digest_element::bf16>(data, bytes);
+    hashes[leaf] = leaf_of<digest_element::bf16>(data, bytes, one);
     break;
   default:
-    hashes[leaf] = leaf_of<digest_element::any>(data, bytes);
+    hashes[leaf] = leaf_of<digest_element::any>(data, bytes, one);
   }
 }
 
 /// A block of threads a join: neighbours level by level, an odd last one is handed on.
-inline __global__ void __launch_bounds__(digest_joined / 2)
-    digest_joins(const digest_join* joins, const sha256_words* from, sha256_words* to) {
+template <int Threads>
+__global__ void __launch_bounds__(Threads)
+    digest_joins(const digest_join* joins, const sha256_words* from, sha256_words* to,
+                 std::uint32_t one) {
   __shared__ sha256_words hashes[digest_joined];
   const digest_join join = joins[blockIdx.x];
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < join.count; i += static_cast<int>(blockDim.x))
+  for (int i = thread; i < join.count; i += Threads)
     hashes[i] = from[join.first + i];
   __syncthreads();
   for (int n = join.count; n > 1; n = (n + 1) / 2) {
     sha256_words node;
     if (thread < n / 2)
-      node = sha256_node(hashes[2 * thread], hashes[2 * thread + 1]);
+      node = sha256_node(hashes[2 * thread], hashes[2 * thread + 1], one);
     else if (2 * thread < n)
       node = hashes[2 * thread];
     __syncthreads();
@@ -235,16 +241,17 @@ inline __global__ void __launch_bounds__(digest_joined / 2)
 /// Leaf hashes of all sources. Shape: sources [count] and hashes [leaves] on the device.
 inline void digest_leaves(cudaStream_t stream, const digest_source* sources, int count,
                           std::int64_t leaves, sha256_words* hashes) {
-  launch("ordo::cuda::digest_leaves", detail::digest_leaves,
+  launch("ordo::cuda::digest_leaves", detail::digest_leaves<detail::digest_threads>,
          dim3(static_cast<unsigned>(pieces<std::int64_t>(leaves, detail::digest_threads))),
-         dim3(detail::digest_threads), 0, stream, sources, count, leaves, hashes);
+         dim3(detail::digest_threads), 0, stream, sources, count, leaves, hashes, std::uint32_t{1});
 }
 
 /// to[i] = the root over what joins[i] names of `from`; everything on the device.
 inline void digest_joins(cudaStream_t stream, const digest_join* joins, std::int64_t count,
                          const sha256_words* from, sha256_words* to) {
-  launch("ordo::cuda::digest_joins", detail::digest_joins, dim3(static_cast<unsigned>(count)),
-         dim3(digest_joined / 2), 0, stream, joins, from, to);
+  launch("ordo::cuda::digest_joins", detail::digest_joins<digest_joined / 2>,
+         dim3(static_cast<unsigned>(count)), dim3(digest_joined / 2), 0, stream, joins, from, to,
+         std::uint32_t{1});
 }
 
 #endif // __CUDACC__

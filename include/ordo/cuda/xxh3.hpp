@@ -83,12 +83,13 @@ inline constexpr int xxh3_threads = 128;
 /// Eight threads a chunk, each with an eighth of every stripe of 64 bytes. All threads of a warp
 /// stay to the end, as neighbours exchange words; those without a chunk of their own repeat the
 /// last.
-inline __global__ void __launch_bounds__(xxh3_threads)
+template <int Threads>
+__global__ void __launch_bounds__(Threads)
     xxh3_leaves(const unsigned char* data, std::int64_t bytes, std::int64_t leaves,
                 xxh3_words* out) {
   constexpr int stripes_of_block = 16, last_secret = 192 - 64;
   const int lane = static_cast<int>(threadIdx.x % 8);
-  const std::int64_t place = (std::int64_t{blockIdx.x} * xxh3_threads + threadIdx.x) / 8;
+  const std::int64_t place = (std::int64_t{blockIdx.x} * Threads + threadIdx.x) / 8;
   const std::int64_t leaf = place < leaves ? place : leaves - 1;
   const unsigned char* const chunk = data + leaf * xxh3_chunk;
   const std::int64_t left = bytes - leaf * xxh3_chunk;
@@ -134,7 +135,7 @@ inline void xxh3_leaves(cudaStream_t stream, const void* data, std::int64_t byte
   require(bytes == 0 || bytes - (leaves - 1) * xxh3_chunk >= xxh3_shortest, where,
           "the last chunk has " + std::to_string(bytes - (leaves - 1) * xxh3_chunk) + " bytes",
           "hash a chunk below " + std::to_string(xxh3_shortest) + " bytes on the host");
-  launch(where, detail::xxh3_leaves,
+  launch(where, detail::xxh3_leaves<detail::xxh3_threads>,
          dim3(static_cast<unsigned>(pieces<std::int64_t>(8 * leaves, detail::xxh3_threads))),
          dim3(detail::xxh3_threads), 0, stream, static_cast<const unsigned char*>(data), bytes,
          leaves, out);
