@@ -41,6 +41,10 @@ inline attention_inputs make_attention_inputs(nn::attention_shape s, const float
               reinterpret_cast<std::uintptr_t>(sine) % 8 == 0,
           "ordo::cuda::attention", "qkv or the rope table is not aligned",
           "qkv needs 16 bytes, the table 8; whole allocations have that");
+  // Without it, squares of tiny entries flush and a normalised row may exceed what its integers
+  // hold.
+  require(eps > 0.0f, "ordo::cuda::attention", "the epsilon of QK-norm is not positive",
+          "use a positive epsilon; 1e-5 is usual");
   return {s, nn::make_attention_scales(s), cosine, sine, eps, qkv};
 }
 
