@@ -13,6 +13,7 @@
 #include <ordo/arith/bf16.hpp>
 #include <ordo/arith/value.hpp>
 #include <ordo/digest/fingerprint.hpp>
+#include <ordo/digest/fingerprint_tree.hpp>
 #include <ordo/digest/merkle.hpp>
 #include <ordo/digest/sha256.hpp>
 #include <ordo/digest/state.hpp>
@@ -295,4 +296,32 @@ TEST_CASE("digest: XXH3-128 of published examples, in pieces and whole") {
     CHECK(parts.update(std::span<const std::byte>()).finish() == whole);
   }
   CHECK(parts.finish() == digest::fingerprint_of(""));
+}
+
+TEST_CASE("digest: a tree of fingerprints is the fingerprint of its leaves', chunk by chunk") {
+  for (const std::size_t n : {0u, 1u, 240u, 16383u, 16384u, 16385u, 50000u}) {
+    const tensor t = bytes_tensor("w", n);
+    digest::fingerprint leaves;
+    for (std::size_t at = 0; at < n; at += 16384) {
+      const digest::hash128 leaf = digest::fingerprint_of(
+          std::span(t.bytes).subspan(at, std::min<std::size_t>(16384, n - at)));
+      leaves.update(std::as_bytes(std::span(leaf)));
+    }
+    CHECK(digest::fingerprint_tree(space(), t.bytes) == leaves.finish());
+    CHECK(digest::fingerprint_tree(Kokkos::Serial(), t.bytes) ==
+          digest::fingerprint_tree(space(), t.bytes));
+  }
+  CHECK(digest::hex(digest::fingerprint_tree(space(), bytes_tensor("w", 40000).bytes)) ==
+        "1d817426ffa0b100217d5c68d0cf88a6");
+}
+
+TEST_CASE("digest: roots that are waited for are the roots") {
+  const std::vector<tensor> tensors{bytes_tensor("a", 100000), bytes_tensor("b", 0),
+                                    bytes_tensor("c", 16384)};
+  const std::vector<tensor_ref> refs(tensors.begin(), tensors.end());
+  digest::tensor_digester<space> digester;
+  for (int i = 0; i < 2; ++i) {
+    digester.start(space(), refs);
+    CHECK(digester.finish() == digest::tensor_roots(space(), std::span<const tensor_ref>(refs)));
+  }
 }
