@@ -145,13 +145,20 @@ private:
                                                int row, int column, const problem& p,
                                                const CUtensorMap& map, finish_place& place) const {
     const bool issues = threadIdx.x % 128 == 0;
+    chunk_weights weights[2]; // of this chunk and the next, on their way while this one is written
+    if constexpr (Masked)
+      load_weights(weights[0], row, column, p);
 #pragma unroll
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const std::uint32_t buffer = place.buffers + place.next * finish_buffer;
+      if constexpr (Masked) {
+        if (chunk + 1 < chunks)
+          load_weights(weights[(chunk + 1) % 2], row, column + (chunk + 1) * chunk_columns, p);
+      }
       if constexpr (is_bf16)
         write_bf16<Plain>(d, chunk, e, place.factors, buffer);
       else
-        write_f32<Plain>(d, chunk, e, row, column, p, place.factors, buffer);
+        write_f32<Plain>(d, chunk, e, weights[chunk % 2], place.factors, buffer);
       hopper::fence_async_shared();
       if (issues)
         hopper::store_wait_read<0>();
@@ -163,6 +170,11 @@ private:
       place.next ^= 1;
     }
   }
+
+  /// Weights of the thread's results in a chunk: pairs of neighbours, for its two rows.
+  struct chunk_weights {
+    std::uint32_t pair[chunk_blocks][2];
+  };
 
   /// Factors of the thread's two columns in block `block` of eight.
   __device__ __forceinline__ static float2 columns(std::uint32_t factors, int block) {
@@ -206,9 +218,9 @@ private:
   }
 
   template <bool Plain>
-  __device__ __forceinline__ void write_f32(std::int32_t (&d)[sums_per_thread], int chunk,
-                                            const early& e, int row, int column, const problem& p,
-                                            std::uint32_t factors, std::uint32_t buffer) const {
+  __device__ __forceinline__ static void write_f32(std::int32_t (&d)[sums_per_thread], int chunk,
+                                                   const early& e, const chunk_weights& weights,
+                                                   std::uint32_t factors, std::uint32_t buffer) {
     const fragment at;
 #pragma unroll
     for (int j = 0; j < chunk_blocks; ++j) {
@@ -219,8 +231,11 @@ private:
         const int first = 4 * block + 2 * h, r = at.row + 8 * h;
         float x = result<Plain>(d[first], e.row[h], f.x);
         float y = result<Plain>(d[first + 1], e.row[h], f.y);
-        if constexpr (Masked)
-          mask(x, y, row + r, column + 8 * block + at.column, e.inverse[h], p);
+        if constexpr (Masked) {
+          const std::uint32_t pair = weights.pair[j][h];
+          x = store_type::masked(x, bf16{static_cast<std::uint16_t>(pair & 0xffffu)}, e.inverse[h]);
+          y = store_type::masked(y, bf16{static_cast<std::uint16_t>(pair >> 16)}, e.inverse[h]);
+        }
         const int piece = (2 * j + at.column / 4) ^ (r % 8);
         asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(buffer + r * 128 + piece * 16 +
                                                               at.column % 4 * 4),
@@ -230,18 +245,25 @@ private:
     }
   }
 
-  /// The mask of two adjacent results; entries beyond the matrix have no weight and are not stored.
-  __device__ __forceinline__ void mask(float& x, float& y, int m, int n, float inverse,
-                                       const problem& p) const {
-    if (m >= p.m || n >= p.n)
-      return;
-    const bf16* const w = target.weight + std::int64_t{m} * target.stride + n;
-    if (n + 1 < p.n) { // rows are a multiple of 16 bytes apart, so that pairs lie at words
-      const std::uint32_t pair = __ldg(reinterpret_cast<const std::uint32_t*>(w));
-      x = store_type::masked(x, bf16{static_cast<std::uint16_t>(pair & 0xffffu)}, inverse);
-      y = store_type::masked(y, bf16{static_cast<std::uint16_t>(pair >> 16)}, inverse);
-    } else {
-      x = store_type::masked(x, *w, inverse);
+  /// The weights of the thread's results in the chunk whose first row and column these are. Rows
+  /// are a multiple of 16 bytes apart, so that pairs lie at words. Entries beyond the matrix count
+  /// as 0; they are not stored.
+  __device__ __forceinline__ void load_weights(chunk_weights& weights, int row, int column,
+                                               const problem& p) const {
+    const fragment at;
+#pragma unroll
+    for (int j = 0; j < chunk_blocks; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int m = row + at.row + 8 * h, n = column + 8 * j + at.column;
+        const bf16* const w = target.weight + std::int64_t{m} * target.stride + n;
+        std::uint32_t pair = 0;
+        if (m < p.m && n + 1 < p.n)
+          pair = __ldg(reinterpret_cast<const std::uint32_t*>(w));
+        else if (m < p.m && n < p.n)
+          pair = w->bits;
+        weights.pair[j][h] = pair;
+      }
     }
   }
 };
