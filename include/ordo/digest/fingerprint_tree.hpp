@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ordo/core/execution.hpp>
@@ -52,7 +53,7 @@ inline std::vector<hash128> fingerprint_leaves(const Kokkos::Cuda& space,
   std::vector<hash128> leaves(n);
   if (n > 0) {
     const Kokkos::View<cuda::xxh3_words*, Kokkos::CudaSpace> device(
-        Kokkos::view_alloc(space, Kokkos::WithoutInitializing, where), n);
+        Kokkos::view_alloc(space, Kokkos::WithoutInitializing, std::string(where)), n);
     cuda::xxh3_leaves(space.cuda_stream(), head.data(), static_cast<std::int64_t>(head.size()),
                       device.data());
     const auto host = Kokkos::create_mirror_view(device);

@@ -24,24 +24,40 @@ inline constexpr std::int64_t gemm_int8_max_k = 133144;
 
 namespace detail {
 
-/// Plain loops on any execution space: a work item is a piece of one row.
+/// A work item of gemm_int8_plain: a piece of one row. Not a lambda, as nvcc takes none in a
+/// function whose template argument is a type of the caller's own, such as an epilogue that is a
+/// lambda.
+template <class Epilogue>
+struct int8_dot_piece {
+  static constexpr int width = 16;
+  const std::int8_t *a, *b;
+  std::int64_t a_stride, b_stride, n, k;
+  Epilogue epilogue;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t item) const {
+    const std::int64_t pieces = (n + width - 1) / width;
+    const std::int64_t row = item / pieces, n0 = item % pieces * width;
+    const int count = n - n0 < width ? static_cast<int>(n - n0) : width;
+    std::int32_t c[width];
+    for (int j = 0; j < count; ++j)
+      c[j] = dot_int8(a + row * a_stride, b + (n0 + j) * b_stride, k);
+    epilogue(row, n0, count, static_cast<const std::int32_t*>(c));
+  }
+};
+
+/// Plain loops on any execution space.
 template <execution_space Space, class Epilogue>
 void gemm_int8_plain(const Space& space, matrix_view<const std::int8_t, Space> a,
                      matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
-  constexpr int piece = 16;
-  const std::int64_t n_total = extent(b, 0), k_total = extent(a, 1);
-  const auto a_stride = static_cast<std::int64_t>(a.stride(0));
-  const auto b_stride = static_cast<std::int64_t>(b.stride(0));
-  const std::int64_t pieces = (n_total + piece - 1) / piece;
-  for_each(
-      space, "ordo::gemm_int8::dot", extent(a, 0) * pieces, KOKKOS_LAMBDA(std::int64_t item) {
-        const std::int64_t m = item / pieces, n0 = item % pieces * piece;
-        const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
-        std::int32_t c[piece];
-        for (int j = 0; j < count; ++j)
-          c[j] = dot_int8(a.data() + m * a_stride, b.data() + (n0 + j) * b_stride, k_total);
-        epilogue(m, n0, count, static_cast<const std::int32_t*>(c));
-      });
+  const int8_dot_piece<Epilogue> piece{a.data(),
+                                       b.data(),
+                                       static_cast<std::int64_t>(a.stride(0)),
+                                       static_cast<std::int64_t>(b.stride(0)),
+                                       extent(b, 0),
+                                       extent(a, 1),
+                                       epilogue};
+  constexpr std::int64_t width = int8_dot_piece<Epilogue>::width;
+  for_each(space, "ordo::gemm_int8::dot", extent(a, 0) * ((piece.n + width - 1) / width), piece);
 }
 
 /// On the host: with the instructions this processor has. False if there is only the plain way.
