@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,62 +54,27 @@ std::string expected_root(const tensor& t) {
   return digest::hex(digest::merkle_root(leaves));
 }
 
-std::string text_of(const cuda::sha256_words& words) {
-  digest::hash256 hash;
-  for (std::size_t i = 0; i < hash.size(); ++i)
-    hash[i] = static_cast<std::uint8_t>(words.h[i / 4] >> (24 - 8 * (i % 4)));
-  return digest::hex(hash);
-}
-
 /// Roots of tensors that are not empty, all leaves in one launch.
 std::vector<std::string> roots_on_device(const std::vector<tensor>& tensors) {
-  std::vector<cuda::digest_source> sources;
-  std::vector<device_vector<std::byte>*> memory;
-  std::vector<std::int64_t> sizes;
-  std::int64_t leaves = 0;
+  cuda::digest_plan plan;
+  std::vector<std::unique_ptr<device_vector<std::byte>>> memory;
   for (const tensor& t : tensors) {
     std::vector<std::byte> all(t.shift);
     all.insert(all.end(), t.bytes.begin(), t.bytes.end());
-    memory.push_back(new device_vector<std::byte>(all));
-    const auto bytes = static_cast<std::int64_t>(t.bytes.size());
-    sources.push_back({reinterpret_cast<const unsigned char*>(memory.back()->data()) + t.shift,
-                       bytes, leaves, element_of(t.type)});
-    sizes.push_back(cuda::pieces(bytes, cuda::digest_chunk));
-    leaves += sizes.back();
+    memory.push_back(std::make_unique<device_vector<std::byte>>(all));
+    plan.add(memory.back()->data() + t.shift, static_cast<std::int64_t>(t.bytes.size()),
+             element_of(t.type));
   }
-  const device_vector<cuda::digest_source> table(sources);
-  std::vector<cuda::sha256_words> hashes;
-  {
-    device_vector<cuda::sha256_words> out(static_cast<std::size_t>(leaves));
-    cuda::digest_leaves(nullptr, table.data(), static_cast<int>(sources.size()), leaves,
-                        out.data());
-    hashes = out.host();
-  }
-  for (bool whole = false; !whole;) {
-    whole = true;
-    std::vector<cuda::digest_join> joins;
-    std::int64_t first = 0;
-    for (std::int64_t& size : sizes) {
-      for (std::int64_t i = 0; i < size; i += cuda::digest_joined) {
-        joins.push_back({first + i, static_cast<std::int32_t>(
-                                        std::min<std::int64_t>(cuda::digest_joined, size - i))});
-      }
-      first += size;
-      size = cuda::pieces(size, cuda::digest_joined);
-      whole = whole && size == 1;
-    }
-    const device_vector<cuda::digest_join> list(joins);
-    const device_vector<cuda::sha256_words> from(hashes);
-    device_vector<cuda::sha256_words> to(joins.size());
-    cuda::digest_joins(nullptr, list.data(), static_cast<std::int64_t>(joins.size()), from.data(),
-                       to.data());
-    hashes = to.host();
-  }
-  for (auto* m : memory)
-    delete m;
+  plan.join();
+  const device_vector<cuda::digest_source> sources(plan.sources);
+  const device_vector<cuda::digest_join> joins(plan.joins);
+  device_vector<cuda::sha256_words> hashes(static_cast<std::size_t>(plan.hashes()));
+  const auto* const found =
+      cuda::digest_roots(nullptr, plan, sources.data(), joins.data(), hashes.data());
+  const auto all = hashes.host();
   std::vector<std::string> roots;
-  for (const auto& words : hashes)
-    roots.push_back(text_of(words));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    roots.push_back(digest::hex(all[static_cast<std::size_t>(found - hashes.data()) + i].bytes()));
   return roots;
 }
 

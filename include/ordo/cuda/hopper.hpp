@@ -164,10 +164,6 @@ __device__ __forceinline__ void registers_up_to() {
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-/// Comes to the barrier without waiting for it.
-__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
 /// As `named_barrier`; true where every thread came with `condition`.
 __device__ __forceinline__ bool named_barrier_and(int number, int threads, bool condition) {
   std::uint32_t result;
@@ -268,9 +264,6 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
 /// each writing thread, before the barrier that joins it to the issuing one.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 /// The box whose first entry is (row, column), to shared memory; its bytes count on `barrier`.
 __device__ __forceinline__ void load_box(std::uint32_t to, const CUtensorMap& map, int row,

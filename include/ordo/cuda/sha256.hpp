@@ -4,6 +4,8 @@
 /// \file
 /// SHA-256 (FIPS 180-4) in device code: one thread a message.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include <ordo/cuda/runtime.hpp>
@@ -13,6 +15,13 @@ namespace ordo::cuda {
 /// A digest as eight numbers, H0 to H7; in bytes each is big-endian.
 struct sha256_words {
   std::uint32_t h[8];
+
+  std::array<std::uint8_t, 32> bytes() const {
+    std::array<std::uint8_t, 32> out;
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<std::uint8_t>(h[i / 4] >> (24 - 8 * (i % 4)));
+    return out;
+  }
 };
 
 #if defined(__CUDACC__)

@@ -8,9 +8,11 @@
 /// round, which is what bounds the speed; memory is read once, 64 bytes a thread at a time. Trees
 /// are then joined 256 hashes at a time.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include <ordo/cuda/sha256.hpp>
 
@@ -39,6 +41,46 @@ struct digest_join {
 /// Hashes that one block of threads joins. A power of two, so that the root over the roots of
 /// pieces is the root over all.
 inline constexpr std::int64_t digest_joined = 256;
+
+/// What is hashed and joined for several tensors, level after level, in their order: `add` each of
+/// at least one byte, then `join`.
+struct digest_plan {
+  std::vector<digest_source> sources;
+  std::vector<digest_join> joins;
+  std::vector<std::int64_t> levels; ///< joins of each; the last has one for each source
+  std::int64_t leaves = 0, joined = 0;
+
+  void add(const void* data, std::int64_t bytes, digest_element element) {
+    sources.push_back({static_cast<const unsigned char*>(data), bytes, leaves, element});
+    leaves += pieces(bytes, digest_chunk);
+  }
+
+  void join() {
+    std::vector<std::int64_t> sizes; // hashes of each source on the level
+    for (const digest_source& source : sources)
+      sizes.push_back(pieces(source.bytes, digest_chunk));
+    bool whole = sizes.empty();
+    while (!whole) {
+      whole = true;
+      std::int64_t first = 0, level = 0;
+      for (std::int64_t& size : sizes) {
+        for (std::int64_t i = 0; i < size; i += digest_joined) {
+          const std::int64_t count = std::min(digest_joined, size - i);
+          joins.push_back({first + i, static_cast<std::int32_t>(count)});
+        }
+        first += size;
+        size = pieces(size, digest_joined);
+        level += size;
+        whole = whole && size == 1;
+      }
+      levels.push_back(level);
+      joined += level;
+    }
+  }
+
+  /// Hashes that `digest_roots` needs memory for.
+  std::int64_t hashes() const { return leaves + joined; }
+};
 
 #if defined(__CUDACC__)
 namespace detail {
@@ -252,6 +294,22 @@ inline void digest_joins(cudaStream_t stream, const digest_join* joins, std::int
   launch("ordo::cuda::digest_joins", detail::digest_joins<digest_joined / 2>,
          dim3(static_cast<unsigned>(count)), dim3(digest_joined / 2), 0, stream, joins, from, to,
          std::uint32_t{1});
+}
+
+/// The roots of all sources of a plan, one after the other; returns where. Shape: sources and joins
+/// as the plan has them, hashes [plan.hashes()], all on the device.
+inline const sha256_words* digest_roots(cudaStream_t stream, const digest_plan& plan,
+                                        const digest_source* sources, const digest_join* joins,
+                                        sha256_words* hashes) {
+  digest_leaves(stream, sources, static_cast<int>(plan.sources.size()), plan.leaves, hashes);
+  std::int64_t below = plan.leaves;
+  for (const std::int64_t level : plan.levels) {
+    digest_joins(stream, joins, level, hashes, hashes + below);
+    hashes += below;
+    joins += level;
+    below = level;
+  }
+  return hashes;
 }
 
 #endif // __CUDACC__

@@ -76,4 +76,34 @@ struct store_piece {
   }
 };
 
+/// A work item of a product by plain loops: neighbouring entries of one row, each by `dot(m, n)`.
+///
+/// `Dot` and this are functors, not lambdas: nvcc takes no lambda of a kernel in a function whose
+/// template argument is a type local to its caller, such as an epilogue that is a lambda.
+template <class T, class Dot, class Epilogue>
+struct piece_of_row {
+  static constexpr std::int64_t width = 16;
+  Dot dot;
+  Epilogue epilogue;
+  std::int64_t n, pieces;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t item) const {
+    const std::int64_t m = item / pieces, n0 = item % pieces * width;
+    const int count = static_cast<int>(n - n0 < width ? n - n0 : width);
+    T c[width];
+    for (int j = 0; j < count; ++j)
+      c[j] = dot(m, n0 + j);
+    epilogue(m, n0, count, static_cast<const T*>(c));
+  }
+};
+
+/// Hands all of an m x n product to `epilogue`, on any execution space.
+template <class T, execution_space Space, class Dot, class Epilogue>
+void multiply_plain(const Space& space, const char* label, std::int64_t m, std::int64_t n,
+                    const Dot& dot, const Epilogue& epilogue) {
+  using item = piece_of_row<T, Dot, Epilogue>;
+  const std::int64_t pieces = (n + item::width - 1) / item::width;
+  for_each(space, label, m * pieces, item{dot, epilogue, n, pieces});
+}
+
 } // namespace ordo::detail

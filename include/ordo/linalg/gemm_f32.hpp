@@ -40,31 +40,33 @@ cpu::real_rows<T> rows_of(const View& x) {
   return {x.data(), extent(x, 0), extent(x, 1), static_cast<std::int64_t>(x.stride(0))};
 }
 
-/// Plain loops on any execution space: a work item is a piece of one row.
+/// One entry by plain loops.
+template <int W, class A, class B>
+struct f32_dot {
+  A a;
+  B b;
+  std::int64_t k_total;
+
+  KOKKOS_FUNCTION float operator()(std::int64_t m, std::int64_t n) const {
+    float lane[W] = {};
+    for (std::int64_t k = 0; k < k_total; ++k) {
+      float& sum = lane[k % W];
+      sum = arith::add(sum, gemm_product(a(m, k), b(n, k)));
+    }
+    for (int width = W; width > 1; width /= 2)
+      for (int i = 0; i < width / 2; ++i)
+        lane[i] = arith::add(lane[2 * i], lane[2 * i + 1]);
+    return arith::canonical(lane[0]);
+  }
+};
+
+/// On any execution space.
 template <int W, execution_space Space, class TA, class TB, class Epilogue>
 void gemm_f32_plain(const Space& space, matrix_view<const TA, Space> a,
                     matrix_view<const TB, Space> b, const Epilogue& epilogue) {
-  constexpr int piece = 16;
-  const std::int64_t n_total = extent(b, 0), k_total = extent(a, 1);
-  const std::int64_t pieces = (n_total + piece - 1) / piece;
-  for_each(
-      space, "ordo::gemm_f32::dot", extent(a, 0) * pieces, KOKKOS_LAMBDA(std::int64_t item) {
-        const std::int64_t m = item / pieces, n0 = item % pieces * piece;
-        const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
-        float c[piece];
-        for (int j = 0; j < count; ++j) {
-          float lane[W] = {};
-          for (std::int64_t k = 0; k < k_total; ++k) {
-            float& sum = lane[k % W];
-            sum = arith::add(sum, gemm_product(a(m, k), b(n0 + j, k)));
-          }
-          for (int width = W; width > 1; width /= 2)
-            for (int i = 0; i < width / 2; ++i)
-              lane[i] = arith::add(lane[2 * i], lane[2 * i + 1]);
-          c[j] = arith::canonical(lane[0]);
-        }
-        epilogue(m, n0, count, static_cast<const float*>(c));
-      });
+  const f32_dot<W, matrix_view<const TA, Space>, matrix_view<const TB, Space>> dot{a, b,
+                                                                                   extent(a, 1)};
+  multiply_plain<float>(space, "ordo::gemm_f32::dot", extent(a, 0), extent(b, 0), dot, epilogue);
 }
 
 } // namespace detail

@@ -24,41 +24,15 @@ inline constexpr std::int64_t gemm_int8_max_k = 133144;
 
 namespace detail {
 
-/// A work item of gemm_int8_plain: a piece of one row. Not a lambda, as nvcc takes none in a
-/// function whose template argument is a type of the caller's own, such as an epilogue that is a
-/// lambda.
-template <class Epilogue>
-struct int8_dot_piece {
-  static constexpr int width = 16;
+/// One entry by plain loops.
+struct int8_dot {
   const std::int8_t *a, *b;
-  std::int64_t a_stride, b_stride, n, k;
-  Epilogue epilogue;
+  std::int64_t a_stride, b_stride, k;
 
-  KOKKOS_FUNCTION void operator()(std::int64_t item) const {
-    const std::int64_t pieces = (n + width - 1) / width;
-    const std::int64_t row = item / pieces, n0 = item % pieces * width;
-    const int count = n - n0 < width ? static_cast<int>(n - n0) : width;
-    std::int32_t c[width];
-    for (int j = 0; j < count; ++j)
-      c[j] = dot_int8(a + row * a_stride, b + (n0 + j) * b_stride, k);
-    epilogue(row, n0, count, static_cast<const std::int32_t*>(c));
+  KOKKOS_FUNCTION std::int32_t operator()(std::int64_t m, std::int64_t n) const {
+    return dot_int8(a + m * a_stride, b + n * b_stride, k);
   }
 };
-
-/// Plain loops on any execution space.
-template <execution_space Space, class Epilogue>
-void gemm_int8_plain(const Space& space, matrix_view<const std::int8_t, Space> a,
-                     matrix_view<const std::int8_t, Space> b, const Epilogue& epilogue) {
-  const int8_dot_piece<Epilogue> piece{a.data(),
-                                       b.data(),
-                                       static_cast<std::int64_t>(a.stride(0)),
-                                       static_cast<std::int64_t>(b.stride(0)),
-                                       extent(b, 0),
-                                       extent(a, 1),
-                                       epilogue};
-  constexpr std::int64_t width = int8_dot_piece<Epilogue>::width;
-  for_each(space, "ordo::gemm_int8::dot", extent(a, 0) * ((piece.n + width - 1) / width), piece);
-}
 
 /// On the host: with the instructions this processor has. False if there is only the plain way.
 template <execution_space Space, class Epilogue>
@@ -117,8 +91,12 @@ void gemm_int8(const Space& space, order::Exact, matrix_view<const std::int8_t, 
   } else
 #endif
   {
-    if (!detail::gemm_int8_host(space, a, b, epilogue))
-      detail::gemm_int8_plain(space, a, b, epilogue);
+    if (!detail::gemm_int8_host(space, a, b, epilogue)) {
+      const detail::int8_dot dot{a.data(), b.data(), static_cast<std::int64_t>(a.stride(0)),
+                                 static_cast<std::int64_t>(b.stride(0)), detail::extent(a, 1)};
+      detail::multiply_plain<std::int32_t>(space, "ordo::gemm_int8::dot", detail::extent(a, 0),
+                                           detail::extent(b, 0), dot, epilogue);
+    }
   }
 }
 

@@ -29,32 +29,25 @@ struct Sliced {
 
 namespace detail {
 
-/// Plain loops on any execution space: a work item is a piece of one row.
-template <int A, int B, execution_space Space, class Epilogue>
-void gemm_sliced_plain(const Space& space, const sliced_matrix<A, Space>& a,
-                       const sliced_matrix<B, Space>& b, const Epilogue& epilogue) {
-  constexpr int piece = 16, weights = A + B - 1;
-  const std::int64_t n_total = b.rows(), k_total = a.columns();
-  const std::int64_t pieces = (n_total + piece - 1) / piece;
-  for_each(
-      space, "ordo::gemm_sliced::dot", a.rows() * pieces, KOKKOS_LAMBDA(std::int64_t item) {
-        const std::int64_t m = item / pieces, n0 = item % pieces * piece;
-        const int count = n_total - n0 < piece ? static_cast<int>(n_total - n0) : piece;
-        float c[piece];
-        for (int column = 0; column < count; ++column) {
-          std::int32_t sum[weights] = {};
-          for (int i = 0; i < A; ++i)
-            for (int j = 0; j < B; ++j)
-              sum[i + j] += dot_int8(a.slice[i].data() + m * k_total,
-                                     b.slice[j].data() + (n0 + column) * k_total, k_total);
-          std::int64_t v = 0;
-          for (int w = weights - 1; w >= 0; --w)
-            v = v * 128 + sum[w];
-          c[column] = sliced_value(v, a.shift(m), b.shift(n0 + column));
-        }
-        epilogue(m, n0, count, static_cast<const float*>(c));
-      });
-}
+/// One entry by plain loops.
+template <int A, int B, execution_space Space>
+struct sliced_dot {
+  sliced_matrix<A, Space> a;
+  sliced_matrix<B, Space> b;
+  std::int64_t k;
+
+  KOKKOS_FUNCTION float operator()(std::int64_t m, std::int64_t n) const {
+    constexpr int weights = A + B - 1;
+    std::int32_t sum[weights] = {};
+    for (int i = 0; i < A; ++i)
+      for (int j = 0; j < B; ++j)
+        sum[i + j] += dot_int8(a.slice[i].data() + m * k, b.slice[j].data() + n * k, k);
+    std::int64_t v = 0;
+    for (int w = weights - 1; w >= 0; --w)
+      v = v * 128 + sum[w];
+    return sliced_value(v, a.shift(m), b.shift(n));
+  }
+};
 
 #if defined(__x86_64__)
 /// Rounds and scales one piece of a row, and hands it on.
@@ -143,7 +136,8 @@ void gemm_sliced(const Space& space, Sliced<A, B>, const sliced_matrix<A, Space>
   }
 #endif
   if (!detail::gemm_sliced_host(space, a, b, epilogue))
-    detail::gemm_sliced_plain(space, a, b, epilogue);
+    detail::multiply_plain<float>(space, "ordo::gemm_sliced::dot", a.rows(), b.rows(),
+                                  detail::sliced_dot<A, B, Space>{a, b, a.columns()}, epilogue);
 }
 
 /// As above, into a matrix C of M x N.
