@@ -55,7 +55,7 @@ train::run_config open_1b(std::int64_t layers, bool master) {
 std::size_t device_bytes() {
 #if defined(ORDO_CUDA)
   std::size_t unused = 0, all = 0;
-  cuda::check(cudaMemGetInfo(&unused, &all), "open1b_step");
+  ordo::cuda::check(cudaMemGetInfo(&unused, &all), "open1b_step");
   return all - unused;
 #else
   return 0;
