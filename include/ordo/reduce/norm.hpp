@@ -34,6 +34,12 @@ struct norm_result {
   float sum_squares; ///< infinity if a square or the sum overflows: the caller's event
 };
 
+/// Memory that global_norm keeps from call to call, so that a device does not stop to allocate it.
+template <execution_space Space>
+struct norm_memory {
+  Kokkos::View<float*, typename Space::memory_space> scratch;
+};
+
 namespace detail {
 struct norm_part {
   const float* from;
@@ -70,17 +76,20 @@ std::vector<const named_values<Space>*> by_name(std::span<const named_values<Spa
 #if defined(ORDO_CUDA)
 /// global_norm on CUDA: all of it on the device, then one copy of two numbers, which waits.
 inline norm_result norm_on_cuda(const Kokkos::Cuda& space,
-                                const std::vector<const named_values<Kokkos::Cuda>*>& sorted) {
+                                const std::vector<const named_values<Kokkos::Cuda>*>& sorted,
+                                norm_memory<Kokkos::Cuda>& memory) {
   std::vector<cuda::norm_tensor> list;
   for (const auto* tensor : sorted)
     list.push_back({tensor->values.data(), static_cast<std::int64_t>(tensor->values.extent(0))});
   const auto count = static_cast<std::int64_t>(list.size());
   const auto needed = static_cast<std::size_t>(cuda::norm_scratch(list.data(), count));
-  const Kokkos::View<float*, Kokkos::CudaSpace> scratch(
-      Kokkos::view_alloc(space, Kokkos::WithoutInitializing, "ordo::reduce::global_norm"),
-      needed + 2);
-  float* const result = scratch.data() + needed;
-  cuda::global_norm(space.cuda_stream(), list.data(), count, scratch.data(), result);
+  if (memory.scratch.extent(0) < needed + 2) {
+    memory.scratch = Kokkos::View<float*, Kokkos::CudaSpace>(
+        Kokkos::view_alloc(space, Kokkos::WithoutInitializing, "ordo::reduce::global_norm"),
+        needed + 2);
+  }
+  float* const result = memory.scratch.data() + needed;
+  cuda::global_norm(space.cuda_stream(), list.data(), count, memory.scratch.data(), result);
   float host[2];
   cuda::check(
       cudaMemcpyAsync(host, result, sizeof host, cudaMemcpyDeviceToHost, space.cuda_stream()),
@@ -129,16 +138,23 @@ norm_result norm_on_host(const Space& space,
 /// Throws: ordo::error if two tensors have the same name.
 /// Source: contract, section 11, point 4.
 template <execution_space Space>
-norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors) {
+norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors,
+                        [[maybe_unused]] norm_memory<Space>& memory) {
   const auto sorted = detail::by_name(tensors);
 #if defined(ORDO_CUDA)
   if constexpr (ordo::detail::on_cuda<Space>) {
-    return detail::norm_on_cuda(space, sorted);
+    return detail::norm_on_cuda(space, sorted, memory);
   } else
 #endif
   {
     return detail::norm_on_host(space, sorted);
   }
+}
+
+template <execution_space Space>
+norm_result global_norm(const Space& space, std::span<const named_values<Space>> tensors) {
+  norm_memory<Space> memory;
+  return global_norm(space, tensors, memory);
 }
 
 } // namespace ordo::reduce

@@ -87,11 +87,13 @@ digest::tensor_ref reference_to(const model::tensor& t, const std::string& prefi
 
 } // namespace detail
 
-/// The model's tensors under their conventional names, for digests and checkpoints.
+/// The model's tensors under their conventional names, for digests and checkpoints: those of
+/// `tensors`, a part of the table.
 template <execution_space Space>
-std::vector<digest::tensor_ref> parameter_tensors(const train_state<Space>& state) {
+std::vector<digest::tensor_ref> parameter_tensors(const train_state<Space>& state,
+                                                  std::span<const model::tensor> tensors) {
   std::vector<digest::tensor_ref> all;
-  for (const model::tensor& t : state.table) {
+  for (const model::tensor& t : tensors) {
     all.push_back(detail::reference_to(t, "", digest::dtype::bf16, state.parameters.data()));
   }
   return all;
@@ -99,9 +101,10 @@ std::vector<digest::tensor_ref> parameter_tensors(const train_state<Space>& stat
 
 /// Moments ("exp_avg.", "exp_avg_sq.") and, where there is one, the master copy ("master.").
 template <execution_space Space>
-std::vector<digest::tensor_ref> optimizer_tensors(const train_state<Space>& state) {
+std::vector<digest::tensor_ref> optimizer_tensors(const train_state<Space>& state,
+                                                  std::span<const model::tensor> tensors) {
   std::vector<digest::tensor_ref> all;
-  for (const model::tensor& t : state.table) {
+  for (const model::tensor& t : tensors) {
     all.push_back(detail::reference_to(t, "exp_avg.", digest::dtype::f32, state.first.data()));
     all.push_back(detail::reference_to(t, "exp_avg_sq.", digest::dtype::f32, state.second.data()));
     if (state.master.extent(0) > 0) {
@@ -109,6 +112,16 @@ std::vector<digest::tensor_ref> optimizer_tensors(const train_state<Space>& stat
     }
   }
   return all;
+}
+
+/// Those of all tensors.
+template <execution_space Space>
+std::vector<digest::tensor_ref> parameter_tensors(const train_state<Space>& state) {
+  return parameter_tensors(state, state.table);
+}
+template <execution_space Space>
+std::vector<digest::tensor_ref> optimizer_tensors(const train_state<Space>& state) {
+  return optimizer_tensors(state, state.table);
 }
 
 /// Gradients, or anything of their shape, under the parameters' names.

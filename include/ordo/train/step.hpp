@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ordo/comm/tree_fold.hpp>
+#include <ordo/core/side_stream.hpp>
 #include <ordo/digest/state.hpp>
 #include <ordo/optim/adamw.hpp>
 #include <ordo/reduce/norm.hpp>
@@ -66,14 +67,23 @@ private:
   void micro_batch(std::span<const std::uint32_t> windows, std::uint64_t replica,
                    std::uint64_t shard, std::uint64_t accumulation, float token_scale,
                    const vector& into, loss::loss_sum& total);
-  void update(train_state<Space>& state, const vector& gradient, const step_result& result);
+  void update_and_digest(train_state<Space>& state, const vector& gradient, step_result& result);
+  void update(train_state<Space>& state, std::span<const model::tensor> tensors,
+              const vector& gradient, const optim::adamw_scalars& scalars);
+
+  /// Entries of the state whose update and digest go one after the other while those of others go
+  /// on beside them. Tuning: fewer than fill a device leave a part of it idle.
+  static constexpr std::int64_t part_entries = std::int64_t{1} << 29;
 
   Space space_;
+  side_stream<Space> side_;
   run_config run_;
   model::numerics numerics_;
   model::prepared_weights<Space> weights_;
   model::workspace<Space> workspace_;
-  digest::tensor_digester<Space> gradient_digester_, parameter_digester_, optimizer_digester_;
+  digest::tensor_digester<Space> gradient_digester_;
+  std::vector<digest::tensor_digester<Space>> part_digesters_;
+  reduce::norm_memory<Space> norm_memory_;
   std::vector<vector> free_;
   std::vector<std::uint32_t> ids_, labels_;
 };
@@ -110,7 +120,8 @@ inline optim::adamw_scalars adamw_scalars_of(const run_config& run, std::uint64_
 
 template <execution_space Space>
 step_runner<Space>::step_runner(const Space& space, const run_config& run)
-    : space_(space), run_(run), numerics_(numerics_of(run)), weights_(run.model, numerics_),
+    : space_(space), side_(space), run_(run), numerics_(numerics_of(run)),
+      weights_(run.model, numerics_),
       workspace_(run.model, numerics_, static_cast<std::int64_t>(run.micro_batch),
                  static_cast<std::int64_t>(run.sequence)) {}
 
@@ -145,8 +156,10 @@ step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::ui
         micro_batch(windows, replica, shard, a, token_scale, contribution, total);
         if (a > 0) // hashed by now; the device had the next micro-batch to go on with
           result.microbatch_roots.push_back(digest::state_root(gradient_digester_.finish()));
+        side_.follow(space_);
         gradient_digester_.start(space_, gradient_tensors<Space>(weights_.table(), contribution));
-        comm::add_into<Space>(space_, rank, contribution);
+        comm::add_into<Space>(side_.space(), rank, contribution);
+        side_.join(space_);
       }
       result.microbatch_roots.push_back(digest::state_root(gradient_digester_.finish()));
       free_.push_back(contribution);
@@ -157,33 +170,67 @@ step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::ui
         free_.push_back(rank);
       }
     }
-    comm::scale<Space>(space_, shards, reciprocal(run_.shards));
+    if (run_.shards > 1) // sums are rounded and flushed already
+      comm::scale<Space>(space_, shards, reciprocal(run_.shards));
     for (vector& merged : replicas.push(space_, shards))
       free_.push_back(merged);
   }
   auto [sum, merged] = replicas.finish(space_);
   free_.insert(free_.end(), merged.begin(), merged.end());
-  comm::scale<Space>(space_, sum, reciprocal(run_.replicas));
+  if (run_.replicas > 1)
+    comm::scale<Space>(space_, sum, reciprocal(run_.replicas));
   return sum;
 }
 
 template <execution_space Space>
-void step_runner<Space>::update(train_state<Space>& state, const vector& gradient,
-                                const step_result& result) {
-  ++state.at.adam_step;
-  optim::adamw_scalars scalars =
-      adamw_scalars_of(run_, state.at.adam_step, result.learning_rate, result.clip);
-  const float decay = scalars.weight_decay;
-  for (const model::tensor& t : state.table) {
+void step_runner<Space>::update(train_state<Space>& state, std::span<const model::tensor> tensors,
+                                const vector& gradient, const optim::adamw_scalars& scalars) {
+  for (const model::tensor& t : tensors) {
     const auto n = static_cast<std::size_t>(t.size());
     const auto part = [&](const auto& flat) {
       using element = std::remove_pointer_t<decltype(flat.data())>;
       return flat.extent(0) == 0 ? vector_view<element, Space>()
                                  : vector_view<element, Space>(flat.data() + t.offset, n);
     };
-    scalars.weight_decay = t.decays ? decay : 0.0f;
-    optim::adamw(space_, scalars, vector_view<const float, Space>(gradient.data() + t.offset, n),
+    optim::adamw_scalars here = scalars;
+    if (!t.decays)
+      here.weight_decay = 0.0f;
+    optim::adamw(side_.space(), here,
+                 vector_view<const float, Space>(gradient.data() + t.offset, n),
                  part(state.parameters), part(state.master), part(state.first), part(state.second));
+  }
+}
+
+template <execution_space Space>
+void step_runner<Space>::update_and_digest(train_state<Space>& state, const vector& gradient,
+                                           step_result& result) {
+  if (!result.spike.skip)
+    ++state.at.adam_step;
+  const optim::adamw_scalars scalars =
+      adamw_scalars_of(run_, state.at.adam_step, result.learning_rate, result.clip);
+  const std::span<const model::tensor> all(state.table);
+  std::vector<std::span<const model::tensor>> parts;
+  for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
+    std::int64_t entries = 0;
+    while (last < all.size() && entries < part_entries)
+      entries += all[last++].size();
+    parts.push_back(all.subspan(first, last - first));
+  }
+  part_digesters_.resize(parts.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    if (!result.spike.skip)
+      update(state, parts[p], gradient, scalars);
+    side_.join(space_);
+    auto tensors = parameter_tensors(state, parts[p]);
+    for (auto& tensor : optimizer_tensors(state, parts[p]))
+      tensors.push_back(std::move(tensor));
+    part_digesters_[p].start(space_, tensors);
+  }
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const std::vector<digest::named_root> roots = part_digesters_[p].finish();
+    const auto middle = roots.begin() + static_cast<std::ptrdiff_t>(parts[p].size());
+    result.parameters.insert(result.parameters.end(), roots.begin(), middle);
+    result.optimizer.insert(result.optimizer.end(), middle, roots.end());
   }
 }
 
@@ -210,6 +257,7 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   loss::loss_sum total;
   const vector gradient = reduce_ranks(windows, accumulation, token_scale, result, total);
   result.loss = total.mean();
+  side_.follow(space_);
   gradient_digester_.start(space_, gradient_tensors<Space>(state.table, gradient));
 
   std::vector<reduce::named_values<Space>> named;
@@ -217,21 +265,16 @@ step_result step_runner<Space>::run(train_state<Space>& state,
     named.push_back({t.name, vector_view<const float, Space>(gradient.data() + t.offset,
                                                              static_cast<std::size_t>(t.size()))});
   }
-  result.norm = reduce::global_norm<Space>(space_, named).norm;
+  result.norm = reduce::global_norm<Space>(side_.space(), named, norm_memory_).norm;
   const float room = arith::div(run_.max_norm.rounded(), arith::add(result.norm, 1e-6f));
   result.clip = room < 1.0f ? room : 1.0f;
   ++at.step;
   at.tokens += tokens;
   at.windows += count;
   result.spike = decide_spike(run_.spikes(), at.spikes, at.step, result.norm, result.loss);
-  if (!result.spike.skip)
-    update(state, gradient, result);
+  update_and_digest(state, gradient, result);
   free_.push_back(gradient);
-  parameter_digester_.start(space_, parameter_tensors(state));
-  optimizer_digester_.start(space_, optimizer_tensors(state));
   result.gradients = gradient_digester_.finish();
-  result.parameters = parameter_digester_.finish();
-  result.optimizer = optimizer_digester_.finish();
   return result;
 }
 
