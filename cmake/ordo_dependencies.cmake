@@ -22,6 +22,12 @@ macro(ordo_find_benchmark_dependencies)
   endif()
 endmacro()
 
+# MPI for ordo::mpi. Sets MPI_CXX_FOUND and, when found, the target MPI::MPI_CXX.
+macro(ordo_find_mpi)
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX)
+endmacro()
+
 macro(ordo_find_kokkos)
   if(DEFINED ENV{ORDO_KOKKOS_ROOT})
     set(Kokkos_ROOT "$ENV{ORDO_KOKKOS_ROOT}")

@@ -12,6 +12,9 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/ordoConfig.cmake.in" 
                               INSTALL_DESTINATION "${ordo_package}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(TARGETS ordo EXPORT ordoTargets)
+if(ORDO_ENABLE_MPI)
+  install(TARGETS ordo_mpi EXPORT ordoTargets)
+endif()
 install(EXPORT ordoTargets NAMESPACE ordo:: DESTINATION "${ordo_package}")
 install(FILES "${PROJECT_BINARY_DIR}/ordoConfig.cmake" "${PROJECT_BINARY_DIR}/ordoConfigVersion.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/FindxxHash.cmake" "${PROJECT_SOURCE_DIR}/cmake/Findzstd.cmake"

@@ -12,7 +12,7 @@
 #include <doctest/doctest.h>
 
 #include "layer_data.hpp"
-#include <ordo/comm/tree_fold.hpp>
+#include <ordo/comm/mesh_fold.hpp>
 #include <ordo/nn/embedding.hpp>
 #include <ordo/nn/rms_norm.hpp>
 #include <ordo/nn/swiglu.hpp>
@@ -471,21 +471,23 @@ ordo::comm::gradient_vector<Space> on(const std::vector<float>& values) {
 
 template <class Space>
 std::vector<float> fold(const std::vector<std::vector<float>>& ranks, std::size_t* held = nullptr) {
-  ordo::comm::tree_fold<Space> tree;
-  std::size_t pushed = 0, released = 0, most = 0;
+  ordo::comm::mesh_fold<Space> tree(ranks.size(), 1, ordo::comm::fold_result::sum);
+  ordo::comm::vector_pool<Space> pool;
+  std::size_t pushed = 0, most = 0;
+  const auto n = static_cast<std::int64_t>(ranks.front().size());
   for (const auto& rank : ranks) {
     ++pushed;
-    released += tree.push(Space(), on<Space>(rank)).size();
-    most = std::max(most, pushed - released);
+    tree.push(Space(), on<Space>(rank), pool);
+    most = std::max(most, pushed - pool.size());
   }
-  const auto [sum, free] = tree.finish(Space());
-  CHECK(released + free.size() + 1 == pushed);
+  const auto sum = tree.finish(Space(), pool);
+  CHECK(pool.size() + 1 == (n == 0 ? 1 : pushed));
   if (held != nullptr)
-    *held = most;
+    *held = n == 0 ? 0 : most;
   return {sum.data(), sum.data() + sum.size()};
 }
 
-TEST_CASE_TEMPLATE("tree_fold equals order::Tree over ranks", Space, ORDO_TEST_SPACES) {
+TEST_CASE_TEMPLATE("mesh_fold of n x 1 equals order::Tree over ranks", Space, ORDO_TEST_SPACES) {
   const auto ranks_of = [](std::size_t count, std::size_t n) {
     std::vector<std::vector<float>> ranks(count, std::vector<float>(n));
     numbers next{count * 1000 + n};
@@ -516,11 +518,12 @@ TEST_CASE_TEMPLATE("tree_fold equals order::Tree over ranks", Space, ORDO_TEST_S
   const std::vector<float> rest = fold<Space>(tail);
   joined.insert(joined.end(), rest.begin(), rest.end());
   CHECK(first_difference(joined, fold<Space>(fused)) == -1);
-  ordo::comm::tree_fold<Space> empty;
-  CHECK_THROWS_AS(empty.finish(Space()), ordo::error);
+  ordo::comm::mesh_fold<Space> empty(2, 2, ordo::comm::fold_result::sum);
+  ordo::comm::vector_pool<Space> pool;
+  CHECK_THROWS_AS(empty.finish(Space(), pool), ordo::error); // four ranks are missing
 }
 
-TEST_CASE("tree_fold, worked by hand") {
+TEST_CASE("mesh_fold, worked by hand") {
   const auto add = [](float a, float b) { return arith::add(a, b); };
   const float x[] = {1e8f, 1.0f, -1e8f, 1.0f, 0x1p-20f, -3.0f, 1e7f};
   const auto folded = [&](std::size_t count) {

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include <ordo/comm/tree_fold.hpp>
+#include <ordo/comm/mesh_fold.hpp>
 #include <ordo/core/side_stream.hpp>
 #include <ordo/digest/state.hpp>
 #include <ordo/optim/adamw.hpp>
@@ -53,15 +53,7 @@ public:
 private:
   using vector = comm::gradient_vector<Space>;
 
-  vector take() {
-    if (free_.empty()) {
-      return vector("ordo::train::gradient",
-                    static_cast<std::size_t>(model::parameter_count(run_.model)));
-    }
-    const vector v = free_.back();
-    free_.pop_back();
-    return v;
-  }
+  vector take() { return pool_.take(model::parameter_count(run_.model)); }
   vector reduce_ranks(std::span<const std::uint32_t> windows, std::uint64_t accumulation,
                       float token_scale, step_result& result, loss::loss_sum& total);
   void micro_batch(std::span<const std::uint32_t> windows, std::uint64_t replica,
@@ -84,7 +76,7 @@ private:
   digest::tensor_digester<Space> gradient_digester_;
   std::vector<digest::tensor_digester<Space>> part_digesters_;
   reduce::norm_memory<Space> norm_memory_;
-  std::vector<vector> free_;
+  comm::vector_pool<Space> pool_;
   std::vector<std::uint32_t> ids_, labels_;
 };
 
@@ -92,11 +84,6 @@ private:
 inline model::numerics numerics_of(const run_config& run) {
   return {run.linear, run.weight_steps, run.rope_theta.value, run.norm_epsilon.rounded(),
           run.z_loss.rounded()};
-}
-
-/// 1 / n in binary32, by which averages multiply.
-inline float reciprocal(std::uint64_t n) {
-  return static_cast<float>(1.0 / static_cast<double>(n));
 }
 
 /// The scalars of AdamW's update number `update` (from 1).
@@ -145,11 +132,10 @@ template <execution_space Space>
 typename step_runner<Space>::vector
 step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::uint64_t accumulation,
                                  float token_scale, step_result& result, loss::loss_sum& total) {
-  comm::tree_fold<Space> replicas;
+  comm::mesh_fold<Space> ranks(run_.replicas, run_.shards, comm::fold_result::mean);
   for (std::uint64_t replica = 0; replica < run_.replicas; ++replica) {
-    vector shards;
     for (std::uint64_t shard = 0; shard < run_.shards; ++shard) {
-      vector rank = take();
+      const vector rank = take();
       Kokkos::deep_copy(space_, rank, 0.0f);
       const vector contribution = take();
       for (std::uint64_t a = 0; a < accumulation; ++a) {
@@ -162,24 +148,11 @@ step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::ui
         side_.join(space_);
       }
       result.microbatch_roots.push_back(digest::state_root(gradient_digester_.finish()));
-      free_.push_back(contribution);
-      if (shard == 0) {
-        shards = rank;
-      } else {
-        comm::add_into<Space>(space_, shards, rank);
-        free_.push_back(rank);
-      }
+      pool_.give(contribution);
+      ranks.push(space_, rank, pool_);
     }
-    if (run_.shards > 1) // sums are rounded and flushed already
-      comm::scale<Space>(space_, shards, reciprocal(run_.shards));
-    for (vector& merged : replicas.push(space_, shards))
-      free_.push_back(merged);
   }
-  auto [sum, merged] = replicas.finish(space_);
-  free_.insert(free_.end(), merged.begin(), merged.end());
-  if (run_.replicas > 1)
-    comm::scale<Space>(space_, sum, reciprocal(run_.replicas));
-  return sum;
+  return ranks.finish(space_, pool_);
 }
 
 template <execution_space Space>
@@ -273,7 +246,7 @@ step_result step_runner<Space>::run(train_state<Space>& state,
   at.windows += count;
   result.spike = decide_spike(run_.spikes(), at.spikes, at.step, result.norm, result.loss);
   update_and_digest(state, gradient, result);
-  free_.push_back(gradient);
+  pool_.give(gradient);
   result.gradients = gradient_digester_.finish();
   return result;
 }

@@ -2,11 +2,10 @@
 #pragma once
 
 /// \file
-/// Reductions over the ranks of a virtual mesh, one arriving after the other.
+/// Sums and averages of vectors, entry by entry.
 
 #include <cstdint>
-#include <utility>
-#include <vector>
+#include <string>
 
 #include <ordo/arith/value.hpp>
 #include <ordo/core/execution.hpp>
@@ -60,47 +59,5 @@ void scale(const Space& space, vector_view<float, Space> a, float factor) {
         }
       });
 }
-
-/// The sum of vectors pushed one after the other, by order::Tree, holding only log2(n) + 1 of them.
-///
-/// Order: order::Tree over the pushed vectors, entry by entry.
-/// Source: OPEN-1B, Algorithm 1 and appendix A.1.
-template <execution_space Space>
-class tree_fold {
-public:
-  using vector = gradient_vector<Space>;
-
-  /// Takes the next addend, whose memory from now on is the fold's. Returns vectors that the fold
-  /// no longer needs.
-  std::vector<vector> push(const Space& space, vector value) {
-    std::vector<vector> released;
-    std::uint64_t size = 1;
-    while (!stack_.empty() && stack_.back().first == size) {
-      add_into<Space>(space, stack_.back().second, value);
-      released.push_back(value);
-      value = stack_.back().second;
-      stack_.pop_back();
-      size *= 2;
-    }
-    stack_.emplace_back(size, value);
-    return released;
-  }
-
-  /// The sum of everything pushed (the blocks, largest first, folded from the left) and the
-  /// vectors that are free again. Empties the fold.
-  std::pair<vector, std::vector<vector>> finish(const Space& space) {
-    require(!stack_.empty(), "ordo::comm::tree_fold", "nothing was pushed");
-    std::pair<vector, std::vector<vector>> result{stack_.front().second, {}};
-    for (std::size_t i = 1; i < stack_.size(); ++i) {
-      add_into<Space>(space, result.first, stack_[i].second);
-      result.second.push_back(stack_[i].second);
-    }
-    stack_.clear();
-    return result;
-  }
-
-private:
-  std::vector<std::pair<std::uint64_t, vector>> stack_;
-};
 
 } // namespace ordo::comm
