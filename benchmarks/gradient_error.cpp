@@ -141,9 +141,9 @@ int main(int argc, char** argv) {
                                       static_cast<std::int64_t>(run.config().micro_batch),
                                       static_cast<std::int64_t>(run.config().sequence));
     Kokkos::View<float*, Kokkos::HostSpace> gradients("gradients", state.parameters.extent(0));
-    const auto sum =
-        work.forward_backward(space, weights, ids, labels, 1.0f / static_cast<float>(ids.size()),
-                              vector_view<float, space_type>(gradients));
+    model::whole_gradients<space_type> sink(run.config().model, gradients);
+    const auto sum = work.forward_backward(space, weights, ids, labels,
+                                           1.0f / static_cast<float>(ids.size()), sink);
     std::printf("loss %.4f at step %llu\n", static_cast<double>(sum.mean()),
                 static_cast<unsigned long long>(step));
     for (const operands& o : work.first_block_operands())

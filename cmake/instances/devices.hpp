@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ordo/audit/conformance_line.hpp>
@@ -38,10 +39,19 @@ public:
 
 /// A driver of a run, and the conformance report, on one execution space.
 struct device {
+  using processes = std::shared_ptr<comm::communicator>;
+  using corpus = std::shared_ptr<const data::corpus>;
+
   const char* name;
-  std::unique_ptr<train::driver> (*make_driver)(const train::run_config&,
-                                                std::shared_ptr<const data::corpus>);
+  std::unique_ptr<train::driver> (*make)(const train::run_config&, corpus, processes);
   std::vector<audit::conformance_line> (*conformance)();
+
+  /// A driver of this process alone, or of a job's processes, each of which makes one.
+  std::unique_ptr<train::driver>
+  make_driver(const train::run_config& run, corpus from,
+              processes job = std::make_shared<comm::self_communicator>()) const {
+    return make(run, std::move(from), std::move(job));
+  }
 };
 
 const device& serial();

@@ -22,10 +22,10 @@ Space working_space() {
 template <execution_space Space>
 device make_device(const char* name) {
   return {name,
-          [](const train::run_config& run,
-             std::shared_ptr<const data::corpus> corpus) -> std::unique_ptr<train::driver> {
-            return std::make_unique<train::run_driver<Space>>(working_space<Space>(), run,
-                                                              std::move(corpus));
+          [](const train::run_config& run, device::corpus corpus,
+             device::processes processes) -> std::unique_ptr<train::driver> {
+            return std::make_unique<train::run_driver<Space>>(
+                working_space<Space>(), run, std::move(corpus), std::move(processes));
           },
           [] { return audit::conformance(working_space<Space>()); }};
 }

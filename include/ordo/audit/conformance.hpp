@@ -256,8 +256,9 @@ void conform_model(conformance_run<Space>& run) {
     typename conformance_run<Space>::template vector<float> gradients("ordo::audit::gradients",
                                                                       count);
     model::workspace<Space> work(c, numerics, batch, length);
-    const loss::loss_sum sum = work.forward_backward(run.space, weights, ids, labels, 0x1p-8f,
-                                                     vector_view<float, Space>(gradients));
+    model::whole_gradients<Space> sink(c, gradients);
+    const loss::loss_sum sum =
+        work.forward_backward(run.space, weights, ids, labels, 0x1p-8f, sink);
     const std::string name = kind == nn::linear_kind::int8 ? "model int8" : "model binary32";
     run.number(name + " loss", shape(batch, length), sum.mean());
     run.line(name + " gradients", std::to_string(count), gradients);

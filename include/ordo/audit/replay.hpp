@@ -99,7 +99,7 @@ inline std::vector<std::string> localise(const std::string& field, const std::op
 
 /// Compares the state with the roots in the record of its step (the genesis for step 0).
 inline std::optional<difference> compare_state(const train::run_directory& run,
-                                               const train::driver& driver, std::uint64_t step) {
+                                               train::driver& driver, std::uint64_t step) {
   const json said = step == 0 ? run.genesis() : run.record(step);
   const auto kept = step == 0 ? std::optional<json>() : run.commitments(step);
   const auto check =

@@ -4,10 +4,12 @@
 /// \file
 /// Merkle trees over SHA-256 as in RFC 9162, section 2.1.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -102,15 +104,26 @@ inline hash256 node_hash(const hash256& left, const hash256& right) {
 /// The root over leaf hashes that arrive one after the other, in O(log n) memory.
 class merkle_accumulator {
 public:
-  void append(hash256 hash) {
-    std::uint64_t size = 1;
+  void append(const hash256& hash) { append_block(hash, 1); }
+
+  /// `count` leaves at once, by the root over them: a power of two that divides the number of
+  /// leaves so far, or all leaves there are.
+  void append_block(hash256 hash, std::uint64_t count) {
+    require((count & (count - 1)) == 0 ? leaves_ % std::max<std::uint64_t>(count, 1) == 0
+                                       : leaves_ == 0,
+            "ordo::digest::merkle_accumulator",
+            std::to_string(count) + " leaves after " + std::to_string(leaves_) +
+                " are no block of the tree");
+    if (count == 0)
+      return;
+    std::uint64_t size = count;
     while (!stack_.empty() && stack_.back().first == size) {
       hash = node_hash(stack_.back().second, hash);
       stack_.pop_back();
       size *= 2;
     }
     stack_.emplace_back(size, hash);
-    ++leaves_;
+    leaves_ += count;
   }
 
   std::uint64_t leaves() const { return leaves_; }

@@ -51,83 +51,103 @@ inline bool block_root(dtype type, std::span<const std::byte> bytes, nans known,
   return hasher.reduce(std::span(leaves, n), out);
 }
 
-/// tensor_roots where the host reaches the bytes.
+/// The Merkle root over the chunks of each range, where the host reaches the bytes; blocks of
+/// chunks of all of them are hashed in parallel.
 template <execution_space Space>
-std::vector<named_root> roots_on_host(const Space& space, std::span<const tensor_ref> tensors,
-                                      nans known) {
+std::vector<hash256> range_roots_on_host(const Space& space, std::span<const chunk_range> ranges,
+                                         nans known) {
   std::vector<std::size_t> first_block{0};
-  for (const tensor_ref& t : tensors) {
-    require_filled(t, "ordo::digest::tensor_roots");
-    first_block.push_back(first_block.back() + (t.bytes.size() + block_bytes - 1) / block_bytes);
-  }
+  for (const chunk_range& r : ranges)
+    first_block.push_back(first_block.back() + (r.bytes.size() + block_bytes - 1) / block_bytes);
   std::vector<hash256> blocks(first_block.back());
   std::atomic<bool> hashed{true};
   std::atomic<bool>* const all_hashed = &hashed;
   hash256* const out = blocks.data();
   const std::size_t* const first = first_block.data();
   const std::size_t* const last = first + first_block.size();
-  const tensor_ref* const all = tensors.data();
+  const chunk_range* const all = ranges.data();
   ordo::detail::for_each(
-      space, "ordo::digest::tensor_roots", static_cast<std::int64_t>(blocks.size()),
+      space, "ordo::digest::range_roots", static_cast<std::int64_t>(blocks.size()),
       [=](std::int64_t i) {
         const auto block = static_cast<std::size_t>(i);
-        const auto tensor =
+        const auto range =
             static_cast<std::size_t>(std::upper_bound(first, last, block) - first) - 1;
-        const auto rest = all[tensor].bytes.subspan((block - first[tensor]) * block_bytes);
+        const auto rest = all[range].bytes.subspan((block - first[range]) * block_bytes);
         const auto bytes = rest.first(std::min(rest.size(), block_bytes));
-        if (!block_root(all[tensor].type, bytes, known, out[block]))
+        if (!block_root(all[range].type, bytes, known, out[block]))
           *all_hashed = false;
       });
   require_hashed(hashed);
-  std::vector<named_root> roots;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const auto own = std::span(blocks).subspan(first[t], first[t + 1] - first[t]);
-    roots.push_back({tensors[t].name, tensor_root(tensors[t], merkle_root(own))});
+  std::vector<hash256> roots;
+  for (std::size_t r = 0; r < ranges.size(); ++r) {
+    roots.push_back(merkle_root(std::span(blocks).subspan(first[r], first[r + 1] - first[r])));
   }
   return roots;
 }
 
 } // namespace detail
 
-/// Roots of tensors in the order given; blocks of chunks of all of them are hashed in parallel.
+/// Merkle roots over the chunks of ranges, waited for later: on a device `start` leaves the work in
+/// the order of its stream, elsewhere it is done on return. Keeps its memory from call to call.
 ///
-/// The bytes lie in the memory of `space`.
-/// Bits: of names, types, shapes and bytes alone, NaNs being equal. Cost: reads every byte once; 32
-/// bytes of memory for 512 KiB. Sync: returns when done. Throws: bytes that do not fill the shape.
+/// The bytes lie in the memory of `space` and must stay as they are until the stream has passed.
+/// Cost: reads every byte once; 32 bytes of memory for 512 KiB.
 template <execution_space Space>
-std::vector<named_root> tensor_roots(const Space& space, std::span<const tensor_ref> tensors,
-                                     nans known = nans::any) {
-#if defined(ORDO_CUDA)
-  if constexpr (ordo::detail::on_cuda<Space>) {
-    cuda_tensor_digester digester;
-    digester.start(space, tensors, known);
-    return digester.finish();
-  } else
-#endif
-    return detail::roots_on_host(space, tensors, known);
-}
-
-/// Roots of tensors that are waited for later: on a device `start` leaves the work in the order of
-/// its stream, elsewhere it is done on return. Keeps its memory from call to call.
-///
-/// Bits, Throws: as tensor_roots. The bytes must stay as they are until the stream has passed.
-template <execution_space Space>
-class tensor_digester {
+class range_digester {
 public:
-  void start(const Space& space, std::span<const tensor_ref> tensors, nans known = nans::any) {
-    roots_ = tensor_roots(space, tensors, known);
+  void start(const Space& space, std::span<const chunk_range> ranges, nans known = nans::any) {
+    roots_ = detail::range_roots_on_host(space, ranges, known);
   }
-  /// What `start` was given, in its order. Once after each `start`.
-  std::vector<named_root> finish() { return std::move(roots_); }
+  /// Of what `start` was given, in its order. Once after each `start`.
+  std::vector<hash256> finish() { return std::move(roots_); }
 
 private:
-  std::vector<named_root> roots_;
+  std::vector<hash256> roots_;
 };
 
 #if defined(ORDO_CUDA)
 template <>
-class tensor_digester<Kokkos::Cuda> : public cuda_tensor_digester {};
+class range_digester<Kokkos::Cuda> : public cuda_range_digester {};
 #endif
+
+/// Roots of tensors, waited for later: as range_digester, of which this is the one for tensors.
+///
+/// Bits: of names, types, shapes and bytes alone, NaNs being equal. Throws: bytes that do not fill
+/// the shape.
+template <execution_space Space>
+class tensor_digester {
+public:
+  void start(const Space& space, std::span<const tensor_ref> tensors, nans known = nans::any) {
+    std::vector<chunk_range> ranges;
+    for (const tensor_ref& t : tensors) {
+      require_filled(t, "ordo::digest::tensor_digester");
+      ranges.push_back({t.type, t.bytes});
+    }
+    ranges_.start(space, ranges, known);
+    tensors_.assign(tensors.begin(), tensors.end());
+  }
+  /// What `start` was given, in its order. Once after each `start`.
+  std::vector<named_root> finish() {
+    const std::vector<hash256> chunks = ranges_.finish();
+    std::vector<named_root> roots;
+    for (std::size_t t = 0; t < tensors_.size(); ++t)
+      roots.push_back({tensors_[t].name, tensor_root(tensors_[t], chunks[t])});
+    return roots;
+  }
+
+private:
+  range_digester<Space> ranges_;
+  std::vector<tensor_ref> tensors_;
+};
+
+/// Roots of tensors in the order given. Sync: returns when done. Otherwise as tensor_digester.
+template <execution_space Space>
+std::vector<named_root> tensor_roots(const Space& space, std::span<const tensor_ref> tensors,
+                                     nans known = nans::any) {
+  tensor_digester<Space> digester;
+  digester.start(space, tensors, known);
+  return digester.finish();
+}
 
 /// The root over tensor roots in ascending byte-wise order of their names, whatever the order
 /// given. Throws: a name twice.

@@ -68,6 +68,13 @@ struct tensor_ref {
   std::span<const std::byte> bytes;
 };
 
+/// Bytes whose chunks are hashed together: a tensor's, or a part of them that begins and ends with
+/// a chunk.
+struct chunk_range {
+  dtype type = dtype::f32;
+  std::span<const std::byte> bytes;
+};
+
 struct named_root {
   std::string name;
   hash256 root;

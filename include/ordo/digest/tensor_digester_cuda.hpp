@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Roots of tensors in the memory of a CUDA device: hashed there, 32 bytes a tensor come back.
+/// Roots over chunks in the memory of a CUDA device: hashed there, 32 bytes a range come back.
 
 #include <ordo/core/execution.hpp>
 
@@ -21,14 +21,14 @@ namespace ordo::digest {
 
 static_assert(cuda::digest_chunk == tensor_chunk_bytes);
 
-/// tensor_digester of Kokkos::Cuda (state.hpp).
-class cuda_tensor_digester {
+/// range_digester of Kokkos::Cuda (state.hpp).
+class cuda_range_digester {
 public:
-  void start(const Kokkos::Cuda& space, std::span<const tensor_ref> tensors,
+  void start(const Kokkos::Cuda& space, std::span<const chunk_range> ranges,
              nans known = nans::any) {
     if (started_) // of a call that never came to its end
       space_.fence();
-    tensors_.assign(tensors.begin(), tensors.end());
+    ranges_.assign(ranges.begin(), ranges.end());
     const cuda::digest_plan p = make_plan(known);
     const std::size_t tables =
         p.sources.size() * sizeof(cuda::digest_source) + p.joins.size() * sizeof(cuda::digest_join);
@@ -48,33 +48,30 @@ public:
     started_ = true;
   }
 
-  std::vector<named_root> finish() {
+  std::vector<hash256> finish() {
     require(started_, where, "nothing was started", "call start first");
     space_.fence();
     started_ = false;
-    std::vector<named_root> roots;
+    std::vector<hash256> roots;
     std::size_t next = 0;
-    for (const tensor_ref& tensor : tensors_) {
-      hash256 chunks;
-      if (tensor.bytes.empty()) {
-        chunks = sha256_of(std::string_view());
-      } else {
-        cuda::sha256_words words;
-        std::memcpy(&words, host_.data() + results_at_ + next++ * sizeof words, sizeof words);
-        chunks = words.bytes();
+    for (const chunk_range& range : ranges_) {
+      if (range.bytes.empty()) {
+        roots.push_back(sha256_of(std::string_view()));
+        continue;
       }
-      roots.push_back({tensor.name, tensor_root(tensor, chunks)});
+      cuda::sha256_words words;
+      std::memcpy(&words, host_.data() + results_at_ + next++ * sizeof words, sizeof words);
+      roots.push_back(words.bytes());
     }
     return roots;
   }
 
 private:
-  static constexpr const char* where = "ordo::digest::tensor_digester";
+  static constexpr const char* where = "ordo::digest::range_digester";
 
   cuda::digest_plan make_plan(nans known) const {
     cuda::digest_plan p;
-    for (const tensor_ref& t : tensors_) {
-      require_filled(t, where);
+    for (const chunk_range& t : ranges_) {
       if (t.bytes.empty())
         continue;
       cuda::digest_element element = cuda::digest_element::any;
@@ -110,7 +107,7 @@ private:
       view = View(Kokkos::view_alloc(Kokkos::WithoutInitializing, std::string(where)), bytes);
   }
 
-  std::vector<tensor_ref> tensors_;
+  std::vector<chunk_range> ranges_;
   Kokkos::Cuda space_;
   Kokkos::View<std::byte*, Kokkos::CudaSpace> device_;
   Kokkos::View<std::byte*, Kokkos::CudaHostPinnedSpace> host_;

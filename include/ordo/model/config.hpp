@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ordo/core/error.hpp>
@@ -121,6 +122,16 @@ inline std::vector<tensor> tensors(const config& c) {
   add("model.norm.weight", c.hidden, 0);
   add("lm_head.weight", c.padded_vocabulary, c.hidden);
   return all;
+}
+
+/// Tensors [first, second) of the table that a pass uses together: embedding and its norm, then
+/// block by block, then the final norm and the head.
+inline std::vector<std::pair<std::size_t, std::size_t>> layer_groups(const config& c) {
+  std::vector<std::pair<std::size_t, std::size_t>> groups{{0, 2}};
+  for (std::int64_t layer = 0; layer < c.layers; ++layer)
+    groups.emplace_back(groups.back().second, groups.back().second + 9);
+  groups.emplace_back(groups.back().second, groups.back().second + 2);
+  return groups;
 }
 
 /// Parameters in all.

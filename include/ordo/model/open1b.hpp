@@ -146,6 +146,40 @@ private:
   vector_view<const bf16, Space> parameters_;
 };
 
+/// Where a backward pass leaves its gradients: group after group of layer_groups, from the last to
+/// the first.
+template <execution_space Space>
+class gradient_sink {
+public:
+  virtual ~gradient_sink() = default;
+  /// Memory for the gradients of the group's tensors, in the order of the table. It is overwritten.
+  virtual vector_view<float, Space> start(std::size_t group) = 0;
+  /// They are there, in the order of the stream that the pass runs on.
+  virtual void finish(std::size_t group) = 0;
+};
+
+/// One vector of all parameters' gradients.
+template <execution_space Space>
+class whole_gradients final : public gradient_sink<Space> {
+public:
+  whole_gradients(const config& c, vector_view<float, Space> gradients)
+      : groups_(layer_groups(c)), table_(tensors(c)), gradients_(gradients) {}
+
+  vector_view<float, Space> start(std::size_t group) override {
+    const auto [first, last] = groups_[group];
+    const std::int64_t begin = table_[first].offset;
+    const std::int64_t end = table_[last - 1].offset + table_[last - 1].size();
+    return vector_view<float, Space>(gradients_.data() + begin,
+                                     static_cast<std::size_t>(end - begin));
+  }
+  void finish(std::size_t) override {}
+
+private:
+  std::vector<std::pair<std::size_t, std::size_t>> groups_;
+  std::vector<tensor> table_;
+  vector_view<float, Space> gradients_;
+};
+
 /// Activations and scratch of one micro-batch of `batch` sequences of `length` tokens.
 template <execution_space Space>
 class workspace {
@@ -159,14 +193,14 @@ public:
 
   /// Forward and backward of one micro-batch.
   ///
-  /// `gradients` [all parameters] binary32 is overwritten with the gradient of
-  /// token_scale * (sum of the token losses). Returns the exact loss sum.
+  /// `gradients` takes, in binary32, the gradient of token_scale * (sum of the token losses).
+  /// Returns the exact loss sum.
   /// Order: as each operation states; the policies are those named in this header.
   /// Bits: depend on the parameters, ids, labels and token_scale alone.
   loss::loss_sum forward_backward(const Space& space, const prepared_weights<Space>& weights,
                                   std::span<const std::uint32_t> ids,
                                   std::span<const std::uint32_t> labels, float token_scale,
-                                  vector_view<float, Space> gradients);
+                                  gradient_sink<Space>& gradients);
 
   /// Loss alone. Scratch is that of `forward_backward`.
   loss::loss_sum loss_of(const Space& space, const prepared_weights<Space>& weights,
@@ -203,6 +237,19 @@ private:
                      Kokkos::View<T*, typename Space::memory_space> to);
   void backward_block(const Space& space, const prepared_weights<Space>& weights,
                       std::int64_t layer, vector_view<float, Space> gradients);
+  /// Where in its group's memory a tensor's gradient lies: [rows, columns], or [size].
+  static matrix_view<float, Space> gradient_matrix(vector_view<float, Space> group,
+                                                   const tensor& first, const tensor& t,
+                                                   std::int64_t rows) {
+    return matrix_view<float, Space>(group.data() + (t.offset - first.offset),
+                                     static_cast<std::size_t>(rows),
+                                     static_cast<std::size_t>(t.columns));
+  }
+  static vector_view<float, Space> gradient_vector(vector_view<float, Space> group,
+                                                   const tensor& first, const tensor& t) {
+    return vector_view<float, Space>(group.data() + (t.offset - first.offset),
+                                     static_cast<std::size_t>(t.size()));
+  }
   template <class Head>
   auto& scratch_of(const Head&);
 

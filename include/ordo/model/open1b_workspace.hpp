@@ -159,39 +159,41 @@ loss::loss_sum workspace<Space>::loss_of(const Space& space, const prepared_weig
 template <execution_space Space>
 loss::loss_sum workspace<Space>::forward_backward(
     const Space& space, const prepared_weights<Space>& weights, std::span<const std::uint32_t> ids,
-    std::span<const std::uint32_t> labels, float token_scale, vector_view<float, Space> gradients) {
+    std::span<const std::uint32_t> labels, float token_scale, gradient_sink<Space>& gradients) {
   forward(space, weights, ids);
   upload(space, labels, labels_);
   const auto& table = weights.table();
-  const auto gradient_vector = [&](std::int64_t index) {
-    const tensor& t = table[static_cast<std::size_t>(index)];
-    return vector_view<float, Space>(gradients.data() + t.offset,
-                                     static_cast<std::size_t>(t.size()));
-  };
-  const auto gradient_matrix = [&](std::int64_t index) {
-    const tensor& t = table[static_cast<std::size_t>(index)];
-    return matrix_view<float, Space>(gradients.data() + t.offset, static_cast<std::size_t>(t.rows),
-                                     static_cast<std::size_t>(t.columns));
-  };
-  const std::int64_t last = weights.index_of_final_gain();
+  const auto index = static_cast<std::size_t>(weights.index_of_final_gain());
+  const tensor &gain = table[index], &head_tensor = table[index + 1];
+  const auto last_group = static_cast<std::size_t>(config_.layers) + 1;
   loss::pending_loss sum;
   loss::options options;
   options.token_scale = token_scale;
   options.z_coefficient = numerics_.z_loss;
+  const vector_view<float, Space> last = gradients.start(last_group);
   weights.with_head([&](const auto& head) {
     sum = loss::start_cross_entropy_forward_backward(
         space, detail::policy_of(head), normalised_, head, labels_, d_normal_,
-        gradient_matrix(last + 1), scratch_of(head), options);
+        gradient_matrix(last, gain, head_tensor, head_tensor.rows), scratch_of(head), options);
   });
   nn::rms_norm_backward(space, nn::row_order{}, d_normal_, final_entry_, weights.final_gain(),
-                        final_inverse_rms_, {}, d_stream_, gradient_vector(last), gain_partial_);
+                        final_inverse_rms_, {}, d_stream_, gradient_vector(last, gain, gain),
+                        gain_partial_);
+  gradients.finish(last_group);
   for (std::int64_t layer = config_.layers; layer-- > 0;) {
-    backward_block(space, weights, layer, gradients);
+    const auto group = static_cast<std::size_t>(layer) + 1;
+    backward_block(space, weights, layer, gradients.start(group));
+    gradients.finish(group);
   }
+  const vector_view<float, Space> first = gradients.start(0);
   nn::rms_norm_backward(space, nn::row_order{}, d_stream_, embedded_, weights.embedding_gain(),
-                        embedding_inverse_rms_, {}, d_branch_, gradient_vector(1), gain_partial_);
-  nn::embedding_backward(space, order::Sequential{}, d_branch_, positions_, gradient_matrix(0));
-  return sum.get();
+                        embedding_inverse_rms_, {}, d_branch_,
+                        gradient_vector(first, table[0], table[1]), gain_partial_);
+  nn::embedding_backward(space, order::Sequential{}, d_branch_, positions_,
+                         gradient_matrix(first, table[0], table[0], table[0].rows));
+  const loss::loss_sum total = sum.get(); // before the last group's sums and digests are launched
+  gradients.finish(0);
+  return total;
 }
 
 template <execution_space Space>
@@ -203,13 +205,10 @@ void workspace<Space>::backward_block(const Space& space, const prepared_weights
     return weights.table()[static_cast<std::size_t>(block.first_tensor + index)];
   };
   const auto matrix = [&](std::int64_t index, std::int64_t rows) {
-    return matrix_view<float, Space>(gradients.data() + at(index).offset,
-                                     static_cast<std::size_t>(rows),
-                                     static_cast<std::size_t>(at(index).columns));
+    return gradient_matrix(gradients, at(0), at(index), rows);
   };
   const auto vector = [&](std::int64_t index) {
-    return vector_view<float, Space>(gradients.data() + at(index).offset,
-                                     static_cast<std::size_t>(at(index).rows));
+    return gradient_vector(gradients, at(0), at(index));
   };
   constexpr nn::row_order rows;
   block.down.backward(space, d_stream_, s.down_input, d_activated_, matrix(8, config_.hidden),

@@ -129,6 +129,22 @@ norm_result norm_on_host(const Space& space,
 
 } // namespace detail
 
+/// The sums of squares of the chunks of `values` [n], whose first element begins a chunk of its
+/// tensor: sums [ceil(n / norm_chunk)]. What a process computes of the chunks that it holds.
+template <execution_space Space>
+void chunk_sums(const Space& space, vector_view<const float, Space> values,
+                vector_view<float, Space> sums) {
+  const auto n = static_cast<std::int64_t>(values.extent(0));
+  const float* const from = values.data();
+  float* const to = sums.data();
+  ordo::detail::for_each(
+      space, "ordo::reduce::chunk_sums", (n + norm_chunk - 1) / norm_chunk,
+      KOKKOS_LAMBDA(std::int64_t c) {
+        const std::int64_t rest = n - c * norm_chunk;
+        to[c] = chunk_sum_squares(from + c * norm_chunk, rest < norm_chunk ? rest : norm_chunk);
+      });
+}
+
 /// The square root of the sum of the squares of all elements of all tensors.
 ///
 /// Order: tensors by name (bytes ascending, whatever their order in the argument); each cut into

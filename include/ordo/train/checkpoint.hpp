@@ -11,9 +11,9 @@
 #include <ordo/io/canonical_json.hpp>
 #include <ordo/io/file.hpp>
 #include <ordo/io/safetensors.hpp>
-#include <ordo/train/host_window.hpp>
 #include <ordo/train/record.hpp>
-#include <ordo/train/state.hpp>
+#include <ordo/train/shared_tensors.hpp>
+#include <ordo/train/state_digest.hpp>
 
 namespace ordo::train {
 
@@ -35,32 +35,50 @@ struct checkpoint_info {
 };
 
 /// Writes `folder`/step-NNNNNN (model.safetensors, optimizer.safetensors, state.json) beside its
-/// final name, syncs, renames. Throws with nothing left behind when the disk is full.
+/// final name, syncs, renames. Throws with nothing left behind when the disk is full. Collective:
+/// process 0 writes what it collects from all, a tensor at a time.
 template <execution_space Space>
-void save_checkpoint(const Space& space, const std::filesystem::path& folder,
-                     const train_state<Space>& state, const checkpoint_info& info) {
+void save_checkpoint(const Space& space, comm::communicator& processes,
+                     const std::filesystem::path& folder, const train_state<Space>& state,
+                     const checkpoint_info& info) {
+  processes.enter("saving the checkpoint of step " + std::to_string(state.at.step));
+  const auto parameters = parameter_vectors(state), optimizer = optimizer_vectors(state);
+  shared_tensors<Space> tensors(space, processes, *state.parts);
+  if (processes.rank() != 0) {
+    if (told_by_first(processes, false)) // already there
+      return;
+    tensors.serve_reads(parameters);
+    tensors.serve_reads(optimizer);
+    state_roots<Space>(space, processes, state, parameters);
+    state_roots<Space>(space, processes, state, optimizer);
+    return;
+  }
   const std::filesystem::path target = folder / step_name(state.at.step);
-  if (std::filesystem::exists(target))
+  if (told_by_first(processes, std::filesystem::exists(target)))
     return; // complete checkpoints are never rewritten
   io::staged_directory staged(target);
   const std::map<std::string, std::string> about{{"format", "pt"}, {"producer", "ordo"}};
-  const auto parameters = parameter_tensors(state), optimizer = optimizer_tensors(state);
-  host_window<Space> window(space);
-  const auto bytes_of = [&](const digest::tensor_ref& tensor) { return window.read(tensor); };
-  io::write_safetensors(staged.path() / "model.safetensors", parameters, about, bytes_of);
-  io::write_safetensors(staged.path() / "optimizer.safetensors", optimizer, about, bytes_of);
-  const json text = {
-      {"format", "ordo checkpoint 1"},
-      {"step", state.at.step},
-      {"tokens", state.at.tokens},
-      {"windows", state.at.windows},
-      {"adam_step", state.at.adam_step},
-      {"spikes", to_json(state.at.spikes)},
-      {"cursor", info.cursor},
-      {"record", digest::hex(info.record)},
-      {"genesis", digest::hex(info.genesis)},
-      {"parameter_root", digest::hex(digest::state_root(digest::tensor_roots(space, parameters)))},
-      {"optimizer_root", digest::hex(digest::state_root(digest::tensor_roots(space, optimizer)))}};
+  const auto write = [&](const char* name, std::span<const state_vector> vectors) {
+    io::write_safetensors(
+        staged.path() / name, tensors.described(vectors), about,
+        [&](const digest::tensor_ref& tensor) { return tensors.read(vectors, tensor.name); });
+  };
+  write("model.safetensors", parameters);
+  write("optimizer.safetensors", optimizer);
+  const auto root = [&](std::span<const state_vector> vectors) {
+    return digest::hex(digest::state_root(state_roots<Space>(space, processes, state, vectors)));
+  };
+  json text = {{"format", "ordo checkpoint 1"},
+               {"step", state.at.step},
+               {"tokens", state.at.tokens},
+               {"windows", state.at.windows},
+               {"adam_step", state.at.adam_step},
+               {"spikes", to_json(state.at.spikes)},
+               {"cursor", info.cursor},
+               {"record", digest::hex(info.record)},
+               {"genesis", digest::hex(info.genesis)}};
+  text["parameter_root"] = root(parameters);
+  text["optimizer_root"] = root(optimizer);
   io::write_file_atomic(staged.path() / "state.json", io::canonical_json(text) + "\n");
   staged.commit();
 }
@@ -86,37 +104,22 @@ inline std::vector<std::uint64_t> checkpoint_steps(const std::filesystem::path& 
 
 namespace detail {
 
-/// Reads every tensor of `wanted` from a safetensors file, which must hold these and no others.
-template <execution_space Space>
-void read_tensors(const Space& space, const std::filesystem::path& path,
-                  const std::vector<digest::tensor_ref>& wanted) {
-  host_window<Space> window(space);
-  io::safetensors_reader reader(path);
-  require(reader.tensors().size() == wanted.size(), path.string(),
-          "it holds " + std::to_string(reader.tensors().size()) + " tensors, the run has " +
-              std::to_string(wanted.size()),
-          "this checkpoint belongs to another configuration");
-  for (const digest::tensor_ref& tensor : wanted) {
-    const io::safetensors_entry& entry = reader.find(tensor.name);
-    require(entry.type == tensor.type && entry.shape == tensor.shape, path.string(),
-            "tensor '" + tensor.name + "' has another type or shape than the run's",
-            "this checkpoint belongs to another configuration");
-    reader.read(tensor.name, window.begin_write(tensor));
-    window.commit(tensor);
+/// The counters in state.json.
+inline progress progress_of(const json& text, const std::string& where) {
+  const auto number = [&](const char* key) { return io::get_u64(text, key, where); };
+  progress at{number("step"), number("tokens"), number("windows"), number("adam_step"), {}};
+  const json& spikes = io::get_object(text, "spikes", where);
+  at.spikes.skips_left = io::get_u64(spikes, "skips_left", where);
+  for (const json& event : io::get_array(spikes, "events", where)) {
+    require(event.is_number_unsigned(), where, "a spike event is no step");
+    at.spikes.event_steps.push_back(event.get<std::uint64_t>());
   }
+  return at;
 }
 
-} // namespace detail
-
-/// Loads `folder`/step-NNNNNN into `state` and verifies it: the step it claims, the run it claims,
-/// and both roots against its tensors.
-///
-/// Throws, naming the file, on damage, on a checkpoint of another run, and on one that was renamed.
-template <execution_space Space>
-checkpoint_info load_checkpoint(const Space& space, const std::filesystem::path& folder,
-                                std::uint64_t step, const digest::hash256& genesis,
-                                train_state<Space>& state) {
-  const std::filesystem::path source = folder / step_name(step);
+/// Reads state.json of a checkpoint and checks what it claims: the step and the run.
+inline checkpoint_info read_checkpoint_info(const std::filesystem::path& source, std::uint64_t step,
+                                            const digest::hash256& genesis) {
   const std::string where = (source / "state.json").string();
   const json text = io::parse_json(io::read_file(where, 1 << 20), where);
   const auto number = [&](const char* key) { return io::get_u64(text, key, where); };
@@ -131,31 +134,81 @@ checkpoint_info load_checkpoint(const Space& space, const std::filesystem::path&
   info.genesis = hash("genesis");
   require(info.genesis == genesis, where, "this checkpoint belongs to another run",
           "its genesis is " + digest::hex(info.genesis) + ", the run's " + digest::hex(genesis));
-  info.at = {step, number("tokens"), number("windows"), number("adam_step"), {}};
-  const json& spikes = io::get_object(text, "spikes", where);
-  info.at.spikes.skips_left = io::get_u64(spikes, "skips_left", where);
-  for (const json& event : io::get_array(spikes, "events", where)) {
-    require(event.is_number_unsigned(), where, "a spike event is no step");
-    info.at.spikes.event_steps.push_back(event.get<std::uint64_t>());
-  }
+  info.at = progress_of(text, where);
   info.cursor = io::get_object(text, "cursor", where);
   info.record = hash("record");
   info.parameter_root = hash("parameter_root");
   info.optimizer_root = hash("optimizer_root");
+  return info;
+}
 
-  const auto verify = [&](const char* file, const std::vector<digest::tensor_ref>& tensors,
-                          const digest::hash256& expected) {
-    detail::read_tensors(space, source / file, tensors);
-    const digest::hash256 got = digest::state_root(digest::tensor_roots(space, tensors));
+/// Gives what process 0 read to all others.
+inline void share_info(comm::communicator& processes, checkpoint_info& info) {
+  if (processes.size() == 1)
+    return;
+  const progress& at = info.at;
+  std::string text = io::canonical_json({{"step", at.step},
+                                         {"tokens", at.tokens},
+                                         {"windows", at.windows},
+                                         {"adam_step", at.adam_step},
+                                         {"spikes", to_json(at.spikes)},
+                                         {"cursor", info.cursor}});
+  comm::broadcast(processes, text);
+  const std::string where = "what process 0 says of the checkpoint";
+  const json shared = io::parse_json(text, where);
+  info.at = progress_of(shared, where);
+  info.cursor = shared.at("cursor");
+}
+
+} // namespace detail
+
+/// Loads `folder`/step-NNNNNN into `state` and verifies it: the step it claims, the run it claims,
+/// and both roots against its tensors. Collective: process 0 reads and hands out.
+///
+/// Throws, naming the file, on damage, on a checkpoint of another run, and on one that was renamed.
+template <execution_space Space>
+checkpoint_info load_checkpoint(const Space& space, comm::communicator& processes,
+                                const std::filesystem::path& folder, std::uint64_t step,
+                                const digest::hash256& genesis, train_state<Space>& state) {
+  processes.enter("loading the checkpoint of step " + std::to_string(step));
+  const std::filesystem::path source = folder / step_name(step);
+  const bool first = processes.rank() == 0;
+  checkpoint_info info;
+  if (first)
+    info = detail::read_checkpoint_info(source, step, genesis);
+  shared_tensors<Space> tensors(space, processes, *state.parts);
+  const auto load = [&](const char* file, std::span<const state_vector> vectors,
+                        const digest::hash256& expected) {
+    const std::filesystem::path path = source / file;
+    if (first) {
+      io::safetensors_reader reader(path);
+      tensors.fill(vectors, reader, path.string());
+    } else {
+      tensors.serve_writes(vectors);
+    }
+    const auto roots = state_roots<Space>(space, processes, state, vectors);
+    if (!first)
+      return;
+    const digest::hash256 got = digest::state_root(roots);
     if (got != expected) {
-      throw mismatch((source / file).string(), "its tensors do not have the root in state.json",
-                     step, digest::hex(expected), digest::hex(got));
+      throw mismatch(path.string(), "its tensors do not have the root in state.json", step,
+                     digest::hex(expected), digest::hex(got));
     }
   };
-  verify("model.safetensors", parameter_tensors(state), info.parameter_root);
-  verify("optimizer.safetensors", optimizer_tensors(state), info.optimizer_root);
+  load("model.safetensors", parameter_vectors(state), info.parameter_root);
+  load("optimizer.safetensors", optimizer_vectors(state), info.optimizer_root);
+  detail::share_info(processes, info);
   state.at = info.at;
   return info;
+}
+
+/// The same for a process that holds the whole state.
+template <execution_space Space>
+checkpoint_info load_checkpoint(const Space& space, const std::filesystem::path& folder,
+                                std::uint64_t step, const digest::hash256& genesis,
+                                train_state<Space>& state) {
+  comm::self_communicator alone;
+  return load_checkpoint(space, alone, folder, step, genesis, state);
 }
 
 } // namespace ordo::train
