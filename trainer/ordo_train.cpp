@@ -13,12 +13,16 @@
 #include "generate.hpp"
 #include "ini_file.hpp"
 #include "inspect.hpp"
+#include "job.hpp"
 #include "train_loop.hpp"
 
 namespace {
 
 using namespace ordo;
 using namespace ordo::program;
+
+const mpi_scope* job = nullptr; // of this program, set by main
+bool left_together = false;     // every process of the job knows that it is over
 
 int init(const options::variables_map& given) {
   const std::filesystem::path path = text_of(given, "run");
@@ -52,7 +56,11 @@ int run(const options::variables_map& given) {
   settings.past_halt = given.count("past-halt") != 0;
   if (given.count("until") != 0)
     settings.until = given["until"].as<std::uint64_t>();
-  return train_loop(text_of(given, "run"), settings);
+  settings.processes = job->processes(static_cast<double>(given["patience"].as<std::uint64_t>()));
+  const int status = settings.processes->rank() == 0 ? train_loop(text_of(given, "run"), settings)
+                                                     : follow_loop(text_of(given, "run"), settings);
+  left_together = true;
+  return status;
 }
 
 int show(const options::variables_map& given) {
@@ -87,8 +95,11 @@ int main(int argc, char** argv) {
   std::vector<command> commands{
       command("init", "init --config run.ini --corpus CORPUS --run RUN",
               "a new run: its genesis record; nothing is trained yet", init),
-      command("run", "run --run RUN [--until STEP] [--device serial|openmp|cuda]",
-              "start or go on; Ctrl-C or SIGTERM stops after the step, with everything saved", run),
+      command(
+          "run", "run --run RUN [--until STEP] [--device serial|openmp|cuda]",
+          "start or go on, alone or under mpirun; Ctrl-C or SIGTERM (under mpirun SIGUSR1) stops "
+          "after the step, with everything saved",
+          run),
       command("inspect", "inspect RUN|CHECKPOINT", "what a run or a checkpoint holds", show),
       command("generate", "generate --run RUN --step N --prompt TEXT",
               "text that the model of step N goes on with", speak)};
@@ -101,7 +112,9 @@ int main(int argc, char** argv) {
       "until", value<std::uint64_t>(), "stop after this step")(
       "past-halt", "go on from a step at which the spike rule halted the run")(
       "device", text(), "where to compute")("corpus", text(),
-                                            "where the corpus lies now, if it was moved");
+                                            "where the corpus lies now, if it was moved")(
+      "patience", value<std::uint64_t>()->default_value(600),
+      "seconds after which a process that does not answer ends the job");
   commands[2].described.add_options()("path", text()->required(), "folder of a run or checkpoint");
   commands[2].positional.add("path", 1);
   commands[3].described.add_options()("run", text()->required(), "folder of the run")(
@@ -115,6 +128,20 @@ int main(int argc, char** argv) {
   std::optional<stop_request> stop;
   if (argc > 1 && std::string_view(argv[1]) == "run")
     stop.emplace();
-  const instances::kokkos_scope kokkos;
-  return run_program("ordo-train", std::move(commands), argc, argv);
+  const mpi_scope scope;
+  job = &scope;
+  if (scope.started() && !stop) {
+    if (scope.rank() == 0)
+      std::cerr << "ordo-train: only 'run' works on several processes; start the others once\n";
+    return not_done;
+  }
+  int status = not_done;
+  {
+    const instances::kokkos_scope kokkos;
+    status = run_program("ordo-train", std::move(commands), argc, argv);
+  }
+  // A process that stops alone would leave the others waiting.
+  if (status != same_or_done && scope.started() && !left_together)
+    scope.abort();
+  return status;
 }

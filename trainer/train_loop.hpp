@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,7 @@
 
 #include "command_line.hpp"
 #include "devices.hpp"
+#include "job.hpp"
 
 namespace ordo::program {
 
@@ -27,6 +29,7 @@ struct loop_options {
   std::optional<std::uint64_t> until;
   bool quiet = false, json = false;
   bool past_halt = false; ///< go on from a step at which the spike rule halted
+  std::shared_ptr<comm::communicator> processes = std::make_shared<comm::self_communicator>();
 };
 
 /// Keeps a second trainer out of a run for as long as it lives. Taken before anything is read: what
@@ -44,12 +47,13 @@ private:
   io::file file_;
 };
 
-/// Whether SIGINT or SIGTERM has asked to stop. A second signal ends the program at once; the run
-/// survives that too, at its last checkpoint.
+/// Whether SIGINT, SIGTERM or SIGUSR1 has asked to stop. A second signal ends the program at once;
+/// the run survives that too, at its last checkpoint.
 class stop_request {
 public:
   stop_request() {
-    for (const int number : {SIGINT, SIGTERM})
+    // Launchers of MPI hand on SIGUSR1; what they do on the others ends the processes.
+    for (const int number : {SIGINT, SIGTERM, SIGUSR1})
       std::signal(number, &on_signal);
   }
   static bool seen() { return seen_; }
@@ -128,7 +132,11 @@ inline train::json metrics_of(const train::advanced& step, double seconds) {
           {"norm", step.result.norm},
           {"learning_rate", step.result.learning_rate},
           {"seconds", seconds},
-          {"tokens_per_second", static_cast<double>(step.tokens) / seconds}};
+          {"tokens_per_second", static_cast<double>(step.tokens) / seconds},
+          {"bytes_sent", step.exchanged.bytes_sent},
+          {"bytes_received", step.exchanged.bytes_received},
+          {"messages_sent", step.exchanged.messages_sent},
+          {"seconds_waiting", step.exchanged.seconds_waiting}};
 }
 
 /// Loads the checkpoint of `step`, the run's last one.
@@ -147,20 +155,77 @@ inline void load_last(const train::run_directory& run, train::driver& driver, st
   }
 }
 
+/// A corpus, if it is the one that the run was made for.
+inline std::shared_ptr<const data::corpus>
+open_corpus(const std::filesystem::path& path, const train::json& genesis, const std::string& run) {
+  const auto corpus = std::make_shared<const data::corpus>(path);
+  require(digest::hex(corpus->hash()) == io::get_string(genesis, "corpus", run),
+          corpus->path().string(), "it is not the corpus this run was made for",
+          "give the right one with --corpus");
+  return corpus;
+}
+
+/// "8 virtual ranks on 3 processes: 3, 3 and 2 each".
+inline std::string division_of(const train::run_config& run, int processes) {
+  const auto count = static_cast<std::uint64_t>(processes);
+  const std::uint64_t each = run.ranks() / count, rest = run.ranks() % count;
+  std::string text =
+      std::to_string(run.ranks()) + " virtual ranks on " + std::to_string(count) + " processes: ";
+  if (rest == 0)
+    return text + std::to_string(each) + " each";
+  text += std::to_string(rest) + " have " + std::to_string(each + 1) + ", " +
+          std::to_string(count - rest) + (each == 0 ? " idle" : " have " + std::to_string(each));
+  return text;
+}
+
+/// What all processes but the first do: everything that process 0 does with its driver.
+inline int follow_loop(const std::filesystem::path& path, const loop_options& given) {
+  comm::communicator& processes = *given.processes;
+  processes.enter("waiting for process 0 to open the run");
+  std::string genesis, hint;
+  comm::broadcast(processes, genesis);
+  comm::broadcast(processes, hint);
+  const std::string where = "the run that process 0 opened";
+  const train::json shared = io::parse_json(genesis, where);
+  const train::run_config run = train::config_of(shared, where);
+  const auto corpus = std::make_shared<const data::corpus>(
+      given.corpus.empty() ? std::filesystem::path(hint) : std::filesystem::path(given.corpus));
+  // A run that lies here too must be the same: this machine's files may be its own.
+  std::error_code ignored;
+  const std::filesystem::path local = path / "run.json";
+  if (std::filesystem::is_regular_file(local, ignored))
+    genesis = io::read_file(local, 1 << 22);
+  require_same_inputs(processes,
+                      inputs_of(digest::sha256_of(std::string_view(genesis)), corpus->hash()));
+  const auto driver =
+      instances::find_device(given.device).make_driver(run, corpus, given.processes);
+  follow(*driver, processes);
+  return same_or_done;
+}
+
 /// Trains until the end of the schedule, `until`, a halt or a signal. Everything that is done is on
 /// disk when it returns, and the same call goes on.
 inline int train_loop(const std::filesystem::path& path, const loop_options& given) {
   const run_lock lock(path);
   train::run_directory run(path);
   run.clean();
-  const auto corpus = std::make_shared<const data::corpus>(
-      given.corpus.empty() ? run.corpus_hint() : std::filesystem::path(given.corpus));
-  require(digest::hex(corpus->hash()) == io::get_string(run.genesis(), "corpus", path.string()),
-          corpus->path().string(), "it is not the corpus this run was made for",
-          "give the right one with --corpus");
+  const auto corpus =
+      open_corpus(given.corpus.empty() ? run.corpus_hint() : std::filesystem::path(given.corpus),
+                  run.genesis(), path.string());
   const std::uint64_t end = last_step_of(run.config());
   const std::uint64_t last = given.until ? std::min(*given.until, end) : end;
-  const auto driver = instances::find_device(given.device).make_driver(run.config(), corpus);
+  const int processes = given.processes->size();
+  if (processes > 1) {
+    std::string genesis = io::canonical_json(run.genesis()), hint = corpus->path().string();
+    comm::broadcast(*given.processes, genesis);
+    comm::broadcast(*given.processes, hint);
+    require_same_inputs(*given.processes, inputs_of(run.genesis_root(), corpus->hash()));
+    if (!given.quiet && !given.json)
+      std::cerr << division_of(run.config(), processes) << "\n";
+  }
+  const auto driver = std::make_unique<conducting_driver>(
+      instances::find_device(given.device).make_driver(run.config(), corpus, given.processes),
+      given.processes);
 
   const auto steps = train::checkpoint_steps(run.checkpoints());
   if (steps.empty()) {
