@@ -10,141 +10,21 @@
 #include <span>
 #include <vector>
 
-#include <ordo/loss/cross_entropy.hpp>
-#include <ordo/model/config.hpp>
+#include <ordo/model/prepared_weights.hpp>
 #include <ordo/nn/attention.hpp>
 #include <ordo/nn/embedding.hpp>
-#include <ordo/nn/linear_layer.hpp>
 #include <ordo/nn/rms_norm.hpp>
 #include <ordo/nn/swiglu.hpp>
 
 namespace ordo::model {
 
-static_assert(longest_sliced == gemm_sliced_max_k<2, 2>,
-              "ordo::model: the longest vocabulary is what the sliced head can multiply");
-
-/// Constants that, with the shape and the parameters, decide every bit of a forward pass.
-struct numerics {
-  nn::linear_kind linear = nn::linear_kind::int8;
-  quant::step_rule weight_steps = quant::step_rule::mean_magnitude;
-  double rope_theta = 500000;
-  float norm_epsilon = 1e-5f;
-  float z_loss = 1e-4f;
-};
-
 /// Blocks of queries and keys in attention. Part of the contract.
 using attention_blocks = nn::AttentionBlocks<64, 64>;
-
-namespace detail {
-
-/// The policy that a head was prepared for.
-template <class Policy, class Space>
-constexpr Policy policy_of(const loss::head_weights<Policy, Space>&) {
-  return {};
-}
-
-} // namespace detail
 
 template <execution_space Space>
 using bf16_matrix = Kokkos::View<bf16**, Kokkos::LayoutRight, typename Space::memory_space>;
 template <execution_space Space>
 using f32_vector = Kokkos::View<float*, typename Space::memory_space>;
-
-/// The parameters of a step in the form that its products take; `prepare` is called once a step.
-template <execution_space Space>
-class prepared_weights {
-public:
-  struct block {
-    nn::linear_layer<Space> qkv, out, gate_up, down;
-    vector_view<const bf16, Space> attention_gain, feed_forward_gain;
-    std::int64_t first_tensor = 0; ///< index of the block's first tensor in `tensors`
-  };
-
-  prepared_weights(const config& c, const numerics& n)
-      : config_(c), numerics_(n), tensors_(tensors(c)) {
-    for (std::int64_t i = 0; i < c.layers; ++i) {
-      block b;
-      b.qkv = {n.linear, n.weight_steps, c.qkv_rows(), c.hidden};
-      b.out = {n.linear, n.weight_steps, c.hidden, c.heads * c.head_dim};
-      b.gate_up = {n.linear, n.weight_steps, 2 * c.feed_forward, c.hidden};
-      b.down = {n.linear, n.weight_steps, c.hidden, c.feed_forward};
-      b.first_tensor = 2 + 9 * i;
-      blocks_.push_back(b);
-    }
-    if (n.linear == nn::linear_kind::int8) {
-      sliced_head_ = std::make_unique<sliced_head>(c.vocabulary, c.hidden);
-    } else {
-      binary32_head_ = std::make_unique<binary32_head>(c.vocabulary, c.hidden);
-    }
-  }
-
-  using head_policy = Sliced<2, 2>;
-  using sliced_head = loss::head_weights<head_policy, Space>;
-  using binary32_head = loss::head_weights<nn::product_order, Space>;
-
-  /// Recomputes steps, codes and slices. `parameters` must stay where it is until the next call.
-  void prepare(const Space& space, vector_view<const bf16, Space> parameters) {
-    parameters_ = parameters;
-    for (block& b : blocks_) {
-      b.attention_gain = vector_of(b.first_tensor);
-      b.qkv.prepare(space, matrix_of(b.first_tensor + 1, config_.qkv_rows()));
-      b.out.prepare(space, matrix_of(b.first_tensor + 4, config_.hidden));
-      b.feed_forward_gain = vector_of(b.first_tensor + 5);
-      b.gate_up.prepare(space, matrix_of(b.first_tensor + 6, 2 * config_.feed_forward));
-      b.down.prepare(space, matrix_of(b.first_tensor + 8, config_.hidden));
-    }
-    if (sliced_head_)
-      sliced_head_->prepare(space, head_matrix());
-    if (binary32_head_)
-      binary32_head_->prepare(space, head_matrix());
-  }
-
-  const config& shape() const { return config_; }
-  const numerics& constants() const { return numerics_; }
-  const std::vector<tensor>& table() const { return tensors_; }
-  const std::vector<block>& blocks() const { return blocks_; }
-  matrix_view<const bf16, Space> embedding() const {
-    return matrix_of(0, config_.padded_vocabulary);
-  }
-  vector_view<const bf16, Space> embedding_gain() const { return vector_of(1); }
-  vector_view<const bf16, Space> final_gain() const { return vector_of(index_of_final_gain()); }
-  std::int64_t index_of_final_gain() const { return 2 + 9 * config_.layers; }
-
-  /// Calls `use(head)` with the head that the run's arithmetic has.
-  template <class Use>
-  void with_head(const Use& use) const {
-    if (sliced_head_) {
-      use(*sliced_head_);
-    } else {
-      use(*binary32_head_);
-    }
-  }
-
-private:
-  matrix_view<const bf16, Space> head_matrix() const {
-    return matrix_of(index_of_final_gain() + 1, config_.padded_vocabulary);
-  }
-  vector_view<const bf16, Space> vector_of(std::int64_t index) const {
-    const tensor& t = tensors_[static_cast<std::size_t>(index)];
-    return vector_view<const bf16, Space>(parameters_.data() + t.offset,
-                                          static_cast<std::size_t>(t.size()));
-  }
-  /// `rows` rows from tensor `index` on: one tensor, or a group of neighbours as one matrix.
-  matrix_view<const bf16, Space> matrix_of(std::int64_t index, std::int64_t rows) const {
-    const tensor& t = tensors_[static_cast<std::size_t>(index)];
-    return matrix_view<const bf16, Space>(parameters_.data() + t.offset,
-                                          static_cast<std::size_t>(rows),
-                                          static_cast<std::size_t>(t.columns));
-  }
-
-  config config_;
-  numerics numerics_;
-  std::vector<tensor> tensors_;
-  std::vector<block> blocks_;
-  std::unique_ptr<sliced_head> sliced_head_;
-  std::unique_ptr<binary32_head> binary32_head_;
-  vector_view<const bf16, Space> parameters_;
-};
 
 /// Where a backward pass leaves its gradients: group after group of layer_groups, from the last to
 /// the first.
@@ -188,7 +68,7 @@ public:
 
   /// Hidden states after the final norm for `ids` (batch * length of them, sequence by sequence).
   /// Throws: an id outside the vocabulary.
-  void forward(const Space& space, const prepared_weights<Space>& weights,
+  void forward(const Space& space, prepared_weights<Space>& weights,
                std::span<const std::uint32_t> ids);
 
   /// Forward and backward of one micro-batch.
@@ -197,13 +77,13 @@ public:
   /// Returns the exact loss sum.
   /// Order: as each operation states; the policies are those named in this header.
   /// Bits: depend on the parameters, ids, labels and token_scale alone.
-  loss::loss_sum forward_backward(const Space& space, const prepared_weights<Space>& weights,
+  loss::loss_sum forward_backward(const Space& space, prepared_weights<Space>& weights,
                                   std::span<const std::uint32_t> ids,
                                   std::span<const std::uint32_t> labels, float token_scale,
                                   gradient_sink<Space>& gradients);
 
   /// Loss alone. Scratch is that of `forward_backward`.
-  loss::loss_sum loss_of(const Space& space, const prepared_weights<Space>& weights,
+  loss::loss_sum loss_of(const Space& space, prepared_weights<Space>& weights,
                          std::span<const std::uint32_t> ids, std::span<const std::uint32_t> labels);
 
   matrix_view<const bf16, Space> hidden() const { return normalised_; }
@@ -235,8 +115,8 @@ private:
   template <class T>
   static void upload(const Space& space, std::span<const T> from,
                      Kokkos::View<T*, typename Space::memory_space> to);
-  void backward_block(const Space& space, const prepared_weights<Space>& weights,
-                      std::int64_t layer, vector_view<float, Space> gradients);
+  void backward_block(const Space& space, prepared_weights<Space>& weights, std::int64_t layer,
+                      vector_view<float, Space> gradients);
   /// Where in its group's memory a tensor's gradient lies: [rows, columns], or [size].
   static matrix_view<float, Space> gradient_matrix(vector_view<float, Space> group,
                                                    const tensor& first, const tensor& t,

@@ -93,21 +93,22 @@ void workspace<Space>::upload(const Space& space, std::span<const T> from,
 }
 
 template <execution_space Space>
-void workspace<Space>::forward(const Space& space, const prepared_weights<Space>& weights,
+void workspace<Space>::forward(const Space& space, prepared_weights<Space>& weights,
                                std::span<const std::uint32_t> ids) {
   constexpr nn::row_order rows;
   const float eps = numerics_.norm_epsilon;
   upload(space, ids, ids_);
   positions_.assign(space, ids, vector_view<const std::uint32_t, Space>(ids_));
-  nn::embedding(space, vector_view<const std::uint32_t, Space>(ids_), weights.embedding(),
+  nn::embedding(space, vector_view<const std::uint32_t, Space>(ids_), weights.embedding(space),
                 matrix_view<bf16, Space>(embedded_));
   nn::rms_norm(space, rows, embedded_, weights.embedding_gain(), eps, layers_.front().entry,
                embedding_inverse_rms_);
-  nn::rms_norm(space, rows, layers_.front().entry, weights.blocks().front().attention_gain, eps,
-               normal_, layers_.front().entry_inverse_rms);
+  const auto* at = &weights.layer(space, 0);
+  nn::rms_norm(space, rows, layers_.front().entry, at->attention_gain, eps, normal_,
+               layers_.front().entry_inverse_rms);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     layer_state& s = layers_[i];
-    const auto& block = weights.blocks()[i];
+    const auto& block = *at;
     block.qkv.forward(space, normal_, s.qkv_input, s.qkv, linear_scratch_);
     nn::attention_forward(space, attention_blocks{},
                           attention_shape_of(static_cast<std::int64_t>(i)), rope_, eps, s.qkv,
@@ -120,11 +121,11 @@ void workspace<Space>::forward(const Space& space, const prepared_weights<Space>
     block.down.forward(space, activated_, s.down_input, branch_, linear_scratch_);
     if (i + 1 < layers_.size()) {
       layer_state& next = layers_[i + 1];
-      nn::residual_rms_norm<Space>(space, rows, s.middle, branch_,
-                                   weights.blocks()[i + 1].attention_gain, eps, next.entry, normal_,
-                                   next.entry_inverse_rms);
+      at = &weights.layer(space, static_cast<std::int64_t>(i) + 1);
+      nn::residual_rms_norm<Space>(space, rows, s.middle, branch_, at->attention_gain, eps,
+                                   next.entry, normal_, next.entry_inverse_rms);
     } else {
-      nn::residual_rms_norm<Space>(space, rows, s.middle, branch_, weights.final_gain(), eps,
+      nn::residual_rms_norm<Space>(space, rows, s.middle, branch_, weights.final_gain(space), eps,
                                    final_entry_, normalised_, final_inverse_rms_);
     }
   }
@@ -141,7 +142,7 @@ auto& workspace<Space>::scratch_of(const Head&) {
 }
 
 template <execution_space Space>
-loss::loss_sum workspace<Space>::loss_of(const Space& space, const prepared_weights<Space>& weights,
+loss::loss_sum workspace<Space>::loss_of(const Space& space, prepared_weights<Space>& weights,
                                          std::span<const std::uint32_t> ids,
                                          std::span<const std::uint32_t> labels) {
   forward(space, weights, ids);
@@ -158,7 +159,7 @@ loss::loss_sum workspace<Space>::loss_of(const Space& space, const prepared_weig
 
 template <execution_space Space>
 loss::loss_sum workspace<Space>::forward_backward(
-    const Space& space, const prepared_weights<Space>& weights, std::span<const std::uint32_t> ids,
+    const Space& space, prepared_weights<Space>& weights, std::span<const std::uint32_t> ids,
     std::span<const std::uint32_t> labels, float token_scale, gradient_sink<Space>& gradients) {
   forward(space, weights, ids);
   upload(space, labels, labels_);
@@ -197,17 +198,18 @@ loss::loss_sum workspace<Space>::forward_backward(
 }
 
 template <execution_space Space>
-void workspace<Space>::backward_block(const Space& space, const prepared_weights<Space>& weights,
+void workspace<Space>::backward_block(const Space& space, prepared_weights<Space>& weights,
                                       std::int64_t layer, vector_view<float, Space> gradients) {
   layer_state& s = layers_[static_cast<std::size_t>(layer)];
-  const auto& block = weights.blocks()[static_cast<std::size_t>(layer)];
-  const auto at = [&](std::int64_t index) -> const tensor& {
-    return weights.table()[static_cast<std::size_t>(block.first_tensor + index)];
+  const auto& block = weights.layer(space, layer);
+  const std::size_t first_tensor = layer_groups(config_)[static_cast<std::size_t>(layer) + 1].first;
+  const auto at = [&](std::size_t index) -> const tensor& {
+    return weights.table()[first_tensor + index];
   };
-  const auto matrix = [&](std::int64_t index, std::int64_t rows) {
+  const auto matrix = [&](std::size_t index, std::int64_t rows) {
     return gradient_matrix(gradients, at(0), at(index), rows);
   };
-  const auto vector = [&](std::int64_t index) {
+  const auto vector = [&](std::size_t index) {
     return gradient_vector(gradients, at(0), at(index));
   };
   constexpr nn::row_order rows;

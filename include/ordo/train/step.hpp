@@ -15,6 +15,7 @@
 #include <ordo/comm/mesh_reduction.hpp>
 #include <ordo/core/side_stream.hpp>
 #include <ordo/optim/adamw.hpp>
+#include <ordo/train/gathered_parameters.hpp>
 #include <ordo/train/rank_gradients.hpp>
 #include <ordo/train/shared_norm.hpp>
 #include <ordo/train/state_digest.hpp>
@@ -37,8 +38,8 @@ class step_runner {
 public:
   /// Steps by the processes of a job, all of which call the same members in the same order.
   step_runner(const Space& space, const run_config& run,
-              std::shared_ptr<comm::communicator> processes,
-              std::shared_ptr<const partition> parts);
+              std::shared_ptr<comm::communicator> processes, std::shared_ptr<const partition> parts,
+              gathering gathered = gathering::layer);
   /// Steps by this process alone.
   step_runner(const Space& space, const run_config& run)
       : step_runner(space, run, std::make_shared<comm::self_communicator>(),
@@ -65,13 +66,19 @@ public:
 private:
   using vector = comm::gradient_vector<Space>;
 
-  void prepare_weights(const train_state<Space>& state);
+  void prepare_weights(const train_state<Space>& state, std::uint64_t accumulation);
+  void gather_all(const train_state<Space>& state);
+  bool by_layer() const { return processes_->size() > 1 && gathering_ == gathering::layer; }
   vector reduce_ranks(std::span<const std::uint32_t> windows, std::uint64_t accumulation,
                       float token_scale, loss::loss_sum& total);
   void micro_batches(std::span<const std::uint32_t> windows, std::uint64_t rank,
                      std::uint64_t accumulation, float token_scale,
                      const typename rank_gradients<Space>::delivery& deliver,
                      loss::loss_sum& total);
+  /// What a process without a rank in a round does for the others: fetches and reduces what they
+  /// fetch and reduce.
+  template <class Reduce>
+  void accompany(std::uint64_t accumulation, const Reduce& reduce);
   void share_losses(loss::loss_sum& total) const;
   std::vector<digest::hash256> join_microbatch_roots(std::uint64_t accumulation);
   void update_and_digest(train_state<Space>& state, const vector& gradient, step_result& result,
@@ -91,6 +98,7 @@ private:
   run_config run_;
   std::shared_ptr<comm::communicator> processes_;
   std::shared_ptr<const partition> parts_;
+  gathering gathering_;
   model::numerics numerics_;
   model::prepared_weights<Space> weights_;
   model::workspace<Space> workspace_;
@@ -100,7 +108,8 @@ private:
   piece_digester<Space> gradient_digester_;
   std::vector<piece_digester<Space>> part_digesters_;
   reduce::norm_memory<Space> norm_memory_;
-  Kokkos::View<bf16*, typename Space::memory_space> gathered_; ///< where others hold parameters
+  gathered_parameters<Space> gathered_;
+  Kokkos::View<bf16*, typename Space::memory_space> all_parameters_; ///< with gathering::step
   std::vector<std::uint32_t> ids_, labels_;
 };
 

@@ -13,12 +13,16 @@ namespace ordo::train {
 template <execution_space Space>
 step_runner<Space>::step_runner(const Space& space, const run_config& run,
                                 std::shared_ptr<comm::communicator> processes,
-                                std::shared_ptr<const partition> parts)
+                                std::shared_ptr<const partition> parts, gathering gathered)
     : space_(space), side_(space), run_(run), processes_(std::move(processes)),
-      parts_(std::move(parts)), numerics_(numerics_of(run)), weights_(run.model, numerics_),
+      parts_(std::move(parts)), gathering_(gathered), numerics_(numerics_of(run)),
+      weights_(run.model, numerics_,
+               by_layer() ? model::prepared_weights<Space>::residency::layer
+                          : model::prepared_weights<Space>::residency::all),
       workspace_(run.model, numerics_, static_cast<std::int64_t>(run.micro_batch),
                  static_cast<std::int64_t>(run.sequence)),
-      rank_gradients_(space, run.model, *parts_, pool_) {}
+      rank_gradients_(space, run.model, *parts_, pool_),
+      gathered_(space, run.model, *processes_, *parts_) {}
 
 template <execution_space Space>
 step_result step_runner<Space>::run(train_state<Space>& state,
@@ -37,7 +41,7 @@ step_result step_runner<Space>::run(train_state<Space>& state,
       run_.schedule().at(run_.clock == schedule_clock::before ? at.tokens : at.tokens + tokens);
 
   phase(at, "gathering parameters");
-  prepare_weights(state);
+  prepare_weights(state, accumulation);
   // The mean over ranks multiplies by 1 / ranks, so that a token weighs 1 / tokens in the end.
   const float token_scale =
       static_cast<float>(static_cast<double>(run_.ranks()) / static_cast<double>(tokens));
@@ -77,29 +81,38 @@ step_result step_runner<Space>::run(train_state<Space>& state,
 }
 
 template <execution_space Space>
-void step_runner<Space>::prepare_weights(const train_state<Space>& state) {
-  if (processes_->size() == 1) {
+void step_runner<Space>::prepare_weights(const train_state<Space>& state,
+                                         std::uint64_t accumulation) {
+  const auto size = static_cast<std::uint64_t>(processes_->size());
+  if (size == 1) {
     weights_.prepare(space_, state.parameters);
-    return;
+  } else if (by_layer()) {
+    gathered_.begin(state.parameters, (run_.ranks() + size - 1) / size * accumulation);
+    weights_.prepare(gathered_);
+  } else {
+    gather_all(state);
+    weights_.prepare(space_, all_parameters_);
   }
+}
+
+template <execution_space Space>
+void step_runner<Space>::gather_all(const train_state<Space>& state) {
   const auto n = static_cast<std::size_t>(model::parameter_count(run_.model));
-  if (gathered_.extent(0) < n)
-    gathered_ = decltype(gathered_)("ordo::train::gathered_parameters", n);
-  const auto all = Kokkos::create_mirror_view(gathered_);
+  if (all_parameters_.extent(0) < n)
+    all_parameters_ = decltype(all_parameters_)("ordo::train::all_parameters", n);
+  const auto all = Kokkos::create_mirror_view(all_parameters_);
   const auto own = Kokkos::create_mirror_view_and_copy(Kokkos::HostSpace(), state.parameters);
   const auto rank = static_cast<std::size_t>(processes_->rank());
   for (const tensor_group& g : parts_->groups()) {
     std::vector<std::size_t> cuts;
     for (const std::int64_t cut : g.cuts)
       cuts.push_back(static_cast<std::size_t>(cut) * sizeof(bf16));
-    const auto size = static_cast<std::size_t>(g.size) * sizeof(bf16);
-    const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(all.data() + g.offset), size);
+    const std::span<std::byte> bytes = comm::detail::bytes_of(all.data() + g.offset, g.size);
     std::memcpy(bytes.data() + cuts[rank], own.data() + g.own[rank], cuts[rank + 1] - cuts[rank]);
     comm::gather(*processes_, bytes, cuts);
   }
-  Kokkos::deep_copy(space_, gathered_, all);
+  Kokkos::deep_copy(space_, all_parameters_, all);
   space_.fence();
-  weights_.prepare(space_, gathered_);
 }
 
 template <execution_space Space>
@@ -156,11 +169,30 @@ step_runner<Space>::reduce_ranks(std::span<const std::uint32_t> windows, std::ui
           },
           total);
     } else {
-      for (std::size_t group = parts_->groups().size(); group-- > 0;)
-        reduce(group, nullptr);
+      accompany(accumulation, [&](std::size_t group) { reduce(group, nullptr); });
     }
   }
   return ranks.finish(space_);
+}
+
+template <execution_space Space>
+template <class Reduce>
+void step_runner<Space>::accompany(std::uint64_t accumulation, const Reduce& reduce) {
+  const std::vector<std::size_t> order = model::fetched_groups(run_.model);
+  const std::size_t last = parts_->groups().size() - 1;
+  for (std::uint64_t a = 0; a < accumulation; ++a) {
+    const bool reducing = a + 1 == accumulation;
+    bool turned = false; // the backward pass has begun
+    for (const std::size_t group : order) {
+      if (by_layer())
+        gathered_.skip(group);
+      if (reducing && (turned || group == last))
+        reduce(group);
+      turned = turned || group == last;
+    }
+    if (reducing)
+      reduce(0);
+  }
 }
 
 template <execution_space Space>
