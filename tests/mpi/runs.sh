@@ -115,7 +115,7 @@ victim() { # waits for the job's first records; the process id of its last proce
 }
 for signal in KILL STOP; do
   before=$(wc -l < long/records.jsonl)
-  train_on 3 long --patience 2 > out 2> err < /dev/null &
+  train_on 3 long --patience 5 > out 2> err < /dev/null &
   job=$!
   pid=$(victim $((before + 3)))
   kill -s "$signal" "$pid"
@@ -125,7 +125,7 @@ for signal in KILL STOP; do
   [ "$status" != 0 ] || fail "a job whose process got SIG$signal ended well"
   [ $((SECONDS - began)) -lt 60 ] || fail "it took $((SECONDS - began)) s to see that a process got SIG$signal"
   if [ "$signal" = STOP ]; then
-    grep -Eq "no answer from process [0-9, ]+ for 2 s in '(step [0-9]+, |waiting|telling)" err || fail "it names no process and phase"
+    grep -Eq "no answer from process [0-9, ]+ for 5 s in '(step [0-9]+, |waiting|telling)" err || fail "it names no process and phase"
   else
     grep -Eq "(on signal 9|Killed|no answer from process)" err || fail "it does not say that a process was killed"
   fi
